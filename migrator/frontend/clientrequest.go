@@ -137,6 +137,12 @@ func (srv *Server) refuseEngineFailure(w http.ResponseWriter, log *slog.Logger, 
 	if l.here > 0 {
 		log.Error("engine was lost before it answered the request", "engines_lost", l.here, "attempts_before", l.earlier, "error", err)
 		l.mark(w.Header())
+		var reported *session.ReportedError
+		if errors.As(err, &reported) {
+			status, body := reported.Answer()
+			writeJSON(w, status, body)
+			return
+		}
 		writeProblem(w, openai.Problem{Status: http.StatusBadGateway, Kind: "EngineError", Message: "an engine that had the request was lost; send it again later"})
 		return
 	}

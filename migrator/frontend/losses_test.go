@@ -105,6 +105,23 @@ func TestRequestOfDeath(t *testing.T) {
 	}
 }
 
+// TestReportedLoss checks an engine that dies while a request waits for its first token, and whose HTTP server says so
+// in the stream, as stock vLLM's does: the proxy sends it to another one. Without a proxy the client gets the report.
+func TestReportedLoss(t *testing.T) {
+	const report = `{"error":{"message":"EngineCore died","type":"InternalServerError","param":null,"code":500}}`
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		want := f.directAnswer("/v1/completions", longRequest)
+		f.engines[0].sendEvents("data: "+report+"\n\ndata: [DONE]\n\n", false)
+		if resp, got := f.sendAsProxy("/v1/completions", longRequest); resp.StatusCode != http.StatusOK || withoutIDs(got) != withoutIDs(want) {
+			t.Errorf("got %s %s\nwant %s", resp.Status, got, want)
+		}
+		if got := <-f.start(longRequest); got != "500  "+report {
+			t.Errorf("without a proxy: %s", got)
+		}
+		f.requireIdle()
+	})
+}
+
 // TestRequestOfDeathPassesThrough is TestRequestOfDeath for what the front end does not parse.
 func TestRequestOfDeathPassesThrough(t *testing.T) {
 	runFleet(t, 5, func(t *testing.T, f *fleet) {

@@ -328,11 +328,14 @@ func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg,
 	}
 	b.leg = readLeg(resp.Body, b.call, b.local, srv.cfg.IdleTimeout)
 	b.leg.firstText = lr.firstText
-	if b.first, err = b.leg.Next(); err == nil && lr.isLate() {
-		err = errLatePrefix
-	}
-	if err != nil {
+	if b.first, err = b.leg.Next(); err != nil {
 		return fail(err)
+	}
+	if lost, ok := session.ReportedLoss(b.first); ok {
+		return fail(lost)
+	}
+	if lr.isLate() {
+		return fail(errLatePrefix)
 	}
 	lr.body.release()
 	return b, nil

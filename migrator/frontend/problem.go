@@ -27,10 +27,14 @@ func refusalProblem(message string) openai.Problem {
 // unavailable is a refusal.
 func writeProblem(w http.ResponseWriter, p openai.Problem) {
 	markRefusal(w.Header(), p.Status)
-	body := p.Body()
+	writeJSON(w, p.Status, p.Body())
+}
+
+// writeJSON writes a whole answer.
+func writeJSON(w http.ResponseWriter, status int, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
-	w.WriteHeader(p.Status)
+	w.WriteHeader(status)
 	w.Write(body)
 }
 

@@ -181,9 +181,9 @@ func (m *Machine) chunkArrived(leg Leg, c *openai.Chunk) {
 
 // relay passes a chunk of the present leg to the client, or holds it back.
 func (m *Machine) relay(c *openai.Chunk) {
-	if reportsLoss(c) && !m.final {
-		m.failure = c.Clone()
-		m.lose(&reportedError{m.failure})
+	if lost, ok := ReportedLoss(c); ok && !m.final {
+		m.failure = lost.chunk
+		m.lose(lost)
 		return
 	}
 	if m.holding() {
@@ -294,16 +294,24 @@ func (m *Machine) fail(err error) {
 	m.do(Action{Kind: End, Err: err})
 }
 
-// reportsLoss reports whether a chunk says that its engine failed.
-func reportsLoss(c *openai.Chunk) bool {
-	failed := c.Failure()
-	return failed != nil && openai.FailureStatus(failed) >= http.StatusInternalServerError
+// ReportedLoss returns the loss of a leg if a chunk of it says that its engine failed.
+func ReportedLoss(c *openai.Chunk) (*ReportedError, bool) {
+	if failed := c.Failure(); failed == nil || openai.FailureStatus(failed) < http.StatusInternalServerError {
+		return nil, false
+	}
+	return &ReportedError{c.Clone()}, true
 }
 
-// reportedError is the loss of a leg whose engine could say so.
-type reportedError struct{ chunk *openai.Chunk }
+// ReportedError is the loss of a leg whose engine could say so.
+type ReportedError struct{ chunk *openai.Chunk }
 
-func (e *reportedError) Error() string { return "the engine reports " + string(e.chunk.Failure()) }
+func (e *ReportedError) Error() string { return "the engine reports " + string(e.chunk.Failure()) }
+
+// Answer returns what the engine reports, as an answer that is no stream.
+func (e *ReportedError) Answer() (status int, body []byte) {
+	failed := e.chunk.Failure()
+	return openai.FailureStatus(failed), failed
+}
 
 // MalformedError says that an engine's event is not one of the OpenAI API.
 type MalformedError struct{ Err error }
