@@ -341,7 +341,7 @@ func TestAnswerWriterDoesNotLockStream(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		leg := readLeg(io.NopCloser(strings.NewReader("data: {\"error\":{}}\n\ndata: [DONE]\n\n")), &call{cancel: cancel}, nil, time.Hour)
 		w.stream = newTestStream(ctx, &answerWriter{w: g, template: &answerTemplate{}, header: http.Header{}}, cancel)
-		first, _ := leg.Next()
+		first, _ := leg.next()
 		if err := w.stream.pump(opened(leg, first)); err != nil {
 			t.Error(err)
 		}

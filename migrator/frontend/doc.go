@@ -35,7 +35,7 @@
 //
 // # Legs
 //
-// A Leg is one engine's generation, which its engine knows as "<stream id>#<epoch>".
+// A leg is one engine's generation, which its engine knows as "<stream id>#<epoch>".
 // A stream reads from one leg at a time, on the goroutine of its handler, the pump. When its client
 // lags behind, a goroutine reads the leg ahead at the engine's pace (readAhead), so that what is counted
 // of an engine ends when the engine has ended it.

@@ -13,20 +13,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies/admission"
 )
 
-// Leg is one engine's generation of a stream: a source of events.
-//
-// Next returns the next event, which is valid until the next call. Events are
-// those of the client's endpoint, with token ids and usage; the one with [DONE]
-// is the last. An error is final; so is io.EOF, which is an error before [DONE].
-// One goroutine at a time calls Next.
-//
-// Close ends the generation at its engine and makes a waiting Next return. Any
-// goroutine may call it, more than once.
-type Leg interface {
-	Next() (*openai.Chunk, error)
-	Close() error
-}
-
 // Why legs end that were not closed.
 var (
 	errIdle        = errors.New("the engine sent nothing for too long")
@@ -36,17 +22,17 @@ var (
 	errReplicaGone = errors.New("the replica is gone")
 )
 
-// wireLeg is a Leg over the body of an HTTP response.
+// wireLeg is one engine's generation of a stream, over the body of an HTTP response.
 type wireLeg struct {
 	body  io.ReadCloser
 	local *localLeg // at the own engine; nil if another replica counts the tokens
 	call  *call
 	ahead readAhead
-	chunk openai.Chunk // used by Next only
-	// Of the goroutine that reads the engine: of Next, or of ahead.
+	chunk openai.Chunk // used by next only
+	// Of the goroutine that reads the engine: of next, or of ahead.
 	reader     *openai.Reader
 	aheadChunk *openai.Chunk // of ahead; nil before it reads
-	// firstText corrects the first text; nil if it needs no correction, or has got it. Used by Next only.
+	// firstText corrects the first text; nil if it needs no correction, or has got it. Used by next only.
 	firstText *firstText
 	closed    atomic.Bool
 }
@@ -58,7 +44,11 @@ func readLeg(body io.ReadCloser, l *call, home *localLeg, idle time.Duration) *w
 	return leg
 }
 
-func (l *wireLeg) Next() (*openai.Chunk, error) {
+// next returns the next event, which is valid until the next call. Events are
+// those of the client's endpoint, with token ids and usage; the one with [DONE]
+// is the last. An error is final; so is io.EOF, which is an error before [DONE].
+// One goroutine at a time calls next.
+func (l *wireLeg) next() (*openai.Chunk, error) {
 	raw, direct, err := l.ahead.next(nil)
 	if err != nil {
 		return nil, l.call.causeOr(err)
@@ -80,7 +70,7 @@ func (l *wireLeg) Next() (*openai.Chunk, error) {
 	return c, err
 }
 
-// readPiece reads an event from the engine, and counts it. If Next calls, l.chunk is that event then.
+// readPiece reads an event from the engine, and counts it. If next calls, l.chunk is that event then.
 func (l *wireLeg) readPiece(_ []byte, ahead bool) ([]byte, error) {
 	c := &l.chunk
 	if ahead {
@@ -150,10 +140,11 @@ func (l *wireLeg) track(c *openai.Chunk) {
 	}
 }
 
-// Close ends the generation, for good.
-func (l *wireLeg) Close() error { l.closeOnce(false); return nil }
+// close ends the generation at its engine, for good, and makes a waiting next return. Any goroutine may call it, more
+// than once.
+func (l *wireLeg) close() { l.closeOnce(false) }
 
-// closeMoved is Close for a generation that another engine continues.
+// closeMoved is close for a generation that another engine continues.
 func (l *wireLeg) closeMoved() { l.closeOnce(true) }
 
 func (l *wireLeg) closeOnce(moved bool) {
@@ -168,7 +159,7 @@ func (l *wireLeg) closeOnce(moved bool) {
 	}
 }
 
-// abort ends the generation; Next then fails with why.
+// abort ends the generation; next then fails with why.
 func (l *wireLeg) abort(why error) { l.call.abort(why) }
 
 // drainAndClose reads the end of a body whose last event was read, so that its
@@ -177,22 +168,15 @@ func (l *wireLeg) drainAndClose() {
 	enough := time.AfterFunc(drainTimeout, func() { l.body.Close() })
 	l.ahead.next(nil)
 	enough.Stop()
-	l.Close()
+	l.close()
 }
 
 // drainTimeout is how long an engine may take to end its body after [DONE].
 const drainTimeout = 50 * time.Millisecond
 
-var _ Leg = (*wireLeg)(nil)
-
-// leave closes a leg whose stream goes on elsewhere. cached is how many prompt
+// leave is closeMoved for a stream that goes on elsewhere. cached is how many prompt
 // tokens it found in its engine's prefix cache, −1 for unknown.
-func leave(leg Leg, cached int) {
-	l, ok := leg.(*wireLeg)
-	if !ok {
-		leg.Close()
-		return
-	}
+func (l *wireLeg) leave(cached int) {
 	if l.local != nil && cached >= 0 {
 		l.local.work.SetCached(policies.Tokens(cached))
 	}
@@ -201,7 +185,7 @@ func leave(leg Leg, cached int) {
 
 // readToFirstToken reads a leg from its first event to its first token. ids is
 // how many token ids it continues; 0 skips that check.
-func readToFirstToken(leg Leg, c *openai.Chunk, ids int) (*openai.Chunk, error) {
+func readToFirstToken(leg *wireLeg, c *openai.Chunk, ids int) (*openai.Chunk, error) {
 	for {
 		switch n := c.PromptTokens(); {
 		case c.Failure() != nil:
@@ -216,7 +200,7 @@ func readToFirstToken(leg Leg, c *openai.Chunk, ids int) (*openai.Chunk, error) 
 			return c, nil
 		}
 		var err error
-		if c, err = leg.Next(); err != nil {
+		if c, err = leg.next(); err != nil {
 			return nil, err
 		}
 	}

@@ -87,7 +87,7 @@ type localLeg struct {
 	plain     bool              // its answer comes as a whole
 	passed    bool              // its answer is not parsed
 	root      prefix.Hash       // that the ids of its prompt extend
-	chain     loadtracker.Chain // of its ids; used by Next only
+	chain     loadtracker.Chain // of its ids; used by wireLeg.next only
 	fetches   bool              // its engine fetches the prompt's KV from another one
 	transfers bool              // KV travels from or to its engine until its first token
 	earlier   policies.Tokens   // output of earlier legs

@@ -278,7 +278,7 @@ func (g *migration) awaitFreeze(ctx context.Context, check func(context.Context,
 
 // splice makes the stream go on with leg, which runs at a replica and whose first
 // token is the one after ids. If the migration has ended already, leg is closed.
-func (g *migration) splice(leg Leg, first *openai.Chunk, at policies.ReplicaID, cached int) {
+func (g *migration) splice(leg *wireLeg, first *openai.Chunk, at policies.ReplicaID, cached int) {
 	g.stream.step(&session.Event{Kind: session.MigrationLegOpened, Migration: g.number, Leg: leg, Chunk: first, Replica: at,
 		Cached: cached, Fingerprint: g.stream.loadFingerprint()}, nil)
 }

@@ -328,7 +328,7 @@ func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg,
 	}
 	b.leg = readLeg(resp.Body, b.call, b.local, srv.cfg.IdleTimeout)
 	b.leg.firstText = lr.firstText
-	if b.first, err = b.leg.Next(); err != nil {
+	if b.first, err = b.leg.next(); err != nil {
 		return fail(err)
 	}
 	if lost, ok := session.ReportedLoss(b.first); ok {

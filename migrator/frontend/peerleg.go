@@ -97,7 +97,7 @@ func (srv *Server) relayLeg(w http.ResponseWriter, b openedLeg) {
 	defer b.leg.closeMoved()
 	out := newEventWriter(w, openai.Edit{})
 	out.begin(b.header)
-	for c, err := b.first, error(nil); err == nil; c, err = b.leg.Next() {
+	for c, err := b.first, error(nil); err == nil; c, err = b.leg.next() {
 		if out.relay(c, openai.Edit{}) != nil {
 			return
 		}

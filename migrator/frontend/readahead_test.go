@@ -323,8 +323,8 @@ func TestReadAheadLeavesLastEvent(t *testing.T) {
 		lr := &legRequest{header: http.Header{}, frontEnd: "r0"}
 		local := f.registerLeg(lr, c, testkit.Must(f.admission.admit(lr)))
 		leg := readLeg(io.NopCloser(strings.NewReader(strings.Join(events, ""))), c, local, time.Hour)
-		defer leg.Close()
-		first := testkit.Must(leg.Next())
+		defer leg.close()
+		first := testkit.Must(leg.next())
 		var readers sync.WaitGroup
 		for range awayChecks {
 			leg.ahead.check(&readers)
@@ -334,7 +334,7 @@ func TestReadAheadLeavesLastEvent(t *testing.T) {
 			t.Errorf("the event became %s", got)
 		}
 		for _, want := range events[1:] {
-			if c, err := leg.Next(); err != nil || string(c.Raw()) != want {
+			if c, err := leg.next(); err != nil || string(c.Raw()) != want {
 				t.Errorf("got %v, want %s", err, want)
 			}
 		}

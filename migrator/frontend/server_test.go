@@ -275,7 +275,7 @@ func newTestStream(ctx context.Context, out clientWriter, cancel context.CancelF
 }
 
 // opened is the event with which a stream begins.
-func opened(leg Leg, first *openai.Chunk) session.Event {
+func opened(leg *wireLeg, first *openai.Chunk) session.Event {
 	return session.Event{Kind: session.LegOpened, Leg: leg, Chunk: first, Replica: "r0"}
 }
 

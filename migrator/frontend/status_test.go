@@ -63,15 +63,14 @@ func sum(cells []float64) (s float64) {
 	return s
 }
 
-// TestTokenAllocations bounds what a token costs between a leg and its client.
+// TestTokenAllocations bounds what a token costs between an engine and its client.
 func TestTokenAllocations(t *testing.T) {
-	ev := testkit.Must(openai.NewReader(strings.NewReader(tokenEvent("null"))).Next())
-	var c openai.Chunk
-	testkit.NoError(t, c.Parse(ev))
+	_, c := newCall(t.Context())
+	leg := readLeg(io.NopCloser(endless(tokenEvent("null"))), c, nil, time.Hour)
+	defer leg.close()
 	asked := openai.Edit{HideIDs: true, HideUsage: true}
 	s := new(Server).newStream(t.Context(), session.Config{Asked: asked}, newEventWriter(nowhere{}, asked), func() {})
-	leg := &sameLeg{&c}
-	next := opened(leg, &c)
+	next := opened(leg, testkit.Must(leg.next()))
 	ids := 0
 	if n := testing.AllocsPerRun(1000, func() {
 		if over, err := s.pumpEvent(&next); over || err != nil {
@@ -86,12 +85,10 @@ func TestTokenAllocations(t *testing.T) {
 	}
 }
 
-// sameLeg is a Leg that brings the same chunk over and over.
-type sameLeg struct{ c *openai.Chunk }
+// endless reads one event over and over.
+type endless string
 
-func (l *sameLeg) Next() (*openai.Chunk, error) { return l.c, nil }
-
-func (l *sameLeg) Close() error { return nil }
+func (e endless) Read(b []byte) (int, error) { return copy(b, e), nil }
 
 // nowhere is a ResponseWriter that discards everything.
 type nowhere struct{}

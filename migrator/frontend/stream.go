@@ -42,7 +42,7 @@ type Stream struct {
 	ctx       context.Context    // of the client's request
 	cancel    context.CancelFunc // ends ctx
 
-	firstLeg Leg
+	firstLeg session.Leg
 	// engineFingerprint is the engine's system_fingerprint, which engines send only at the
 	// end of a stream. It is shared with the server; nil while a peer's engine runs the
 	// first leg.
@@ -143,7 +143,7 @@ func (s *Stream) pump(ev session.Event) error {
 		s.step(&session.Event{Kind: session.RequestEnded, Err: context.Cause(s.ctx)}, nil)
 	})
 	defer stop()
-	s.firstLeg, _ = ev.Leg.(Leg)
+	s.firstLeg = ev.Leg
 	for {
 		if over, err := s.pumpEvent(&ev); over {
 			return err
@@ -176,7 +176,7 @@ func (s *Stream) pumpEvent(ev *session.Event) (over bool, err error) {
 		case session.RescueEnded:
 			s.reportRescue(a.Rescue)
 		case session.Read:
-			*ev = s.read(a.Leg.(Leg))
+			*ev = s.read(a.Leg.(*wireLeg))
 		case session.Resume:
 			*ev = session.Event{Kind: session.Resumed}
 		case session.Wait:
@@ -198,8 +198,8 @@ func (s *Stream) pumpEvent(ev *session.Event) (over bool, err error) {
 }
 
 // read reads the leg's next event.
-func (s *Stream) read(leg Leg) session.Event {
-	c, err := leg.Next()
+func (s *Stream) read(leg *wireLeg) session.Event {
+	c, err := leg.next()
 	if err != nil {
 		return session.Event{Kind: session.LegEnded, Leg: leg, Err: err, Fingerprint: s.loadFingerprint()}
 	}
@@ -254,9 +254,9 @@ func closeLegs(actions []session.Action) {
 	for i := range actions {
 		switch a := &actions[i]; a.Kind {
 		case session.Close:
-			a.Leg.(Leg).Close()
+			a.Leg.(*wireLeg).close()
 		case session.Leave:
-			leave(a.Leg.(Leg), a.Cached)
+			a.Leg.(*wireLeg).leave(a.Cached)
 		}
 	}
 }
@@ -270,8 +270,8 @@ func (s *Stream) end() {
 	s.mu.Unlock()
 	if l, ok := leg.(*wireLeg); ok && done {
 		l.drainAndClose()
-	} else if leg != nil {
-		leg.(Leg).Close()
+	} else if ok {
+		l.close()
 	}
 	s.client.close()
 	s.cancel()
@@ -295,7 +295,7 @@ func (s *Stream) storeFingerprint(ev *session.Event) {
 		return
 	}
 	f := ev.Chunk.Fingerprint() // first, because few chunks have one
-	if f == nil || s.engineFingerprint == nil || ev.Leg != session.Leg(s.firstLeg) || bytes.Equal(s.loadFingerprint(), f) {
+	if f == nil || s.engineFingerprint == nil || ev.Leg != s.firstLeg || bytes.Equal(s.loadFingerprint(), f) {
 		return
 	}
 	kept := bytes.Clone(f)
