@@ -139,9 +139,10 @@ func (srv *Server) refuseEngineFailure(w http.ResponseWriter, log *slog.Logger, 
 		l.mark(w.Header())
 		var reported *session.ReportedError
 		if errors.As(err, &reported) {
-			status, body := reported.Answer()
-			writeJSON(w, status, body)
-			return
+			if status, body := reported.Answer(); body != nil {
+				writeJSON(w, status, body)
+				return
+			}
 		}
 		writeProblem(w, openai.Problem{Status: http.StatusBadGateway, Kind: "EngineError", Message: "an engine that had the request was lost; send it again later"})
 		return

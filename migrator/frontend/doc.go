@@ -50,7 +50,7 @@
 // driver: it owns the pump, the locks and the legs, and turns what happens into
 // events. Migrate drives one migration: it claims the stream, warms the target up,
 // freezes the stream, opens the target's leg and splices it in. A leg is lost when
-// it ends without [DONE], reports that its engine failed, or runs at a replica that is
+// it ends without [DONE], reports that its engine failed or has aborted the request, or runs at a replica that is
 // gone or whose engine makes no progress; the pump then rescues the stream, and the
 // client sees a pause. One leg's own pause counts only while the engine has room (see
 // HangTimeout), because a full engine preempts requests. A stream that no other engine can

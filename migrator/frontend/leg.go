@@ -32,6 +32,7 @@ type wireLeg struct {
 	// Of the goroutine that reads the engine: of next, or of ahead.
 	reader     *openai.Reader
 	aheadChunk *openai.Chunk // of ahead; nil before it reads
+	lost       bool          // the engine has reported so
 	// firstText corrects the first text; nil if it needs no correction, or has got it. Used by next only.
 	firstText *firstText
 	closed    atomic.Bool
@@ -84,8 +85,9 @@ func (l *wireLeg) readPiece(_ []byte, ahead bool) ([]byte, error) {
 		return nil, &session.MalformedError{Err: err}
 	}
 	l.track(c)
+	l.lost = l.lost || session.ReportsLoss(c)
 	if c.Done && l.local != nil {
-		l.local.unregister(false)
+		l.local.unregister(l.lost)
 	}
 	return ev.Raw, nil
 }
@@ -187,6 +189,9 @@ func (l *wireLeg) leave(cached int) {
 // how many token ids it continues; 0 skips that check.
 func readToFirstToken(leg *wireLeg, c *openai.Chunk, ids int) (*openai.Chunk, error) {
 	for {
+		if session.ReportsLoss(c) {
+			return nil, session.ReportedLoss(c)
+		}
 		switch n := c.PromptTokens(); {
 		case c.Failure() != nil:
 			return nil, fmt.Errorf("the engine reports %s", c.Failure())

@@ -331,8 +331,8 @@ func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg,
 	if b.first, err = b.leg.next(); err != nil {
 		return fail(err)
 	}
-	if lost, ok := session.ReportedLoss(b.first); ok {
-		return fail(lost)
+	if session.ReportsLoss(b.first) {
+		return fail(session.ReportedLoss(b.first))
 	}
 	if lr.isLate() {
 		return fail(errLatePrefix)

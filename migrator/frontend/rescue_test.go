@@ -63,6 +63,35 @@ type stays struct{ vllm.Dialect }
 
 func (stays) Continue(*openai.Resume, dialect.Continuation) []byte { return nil }
 
+// TestAbortedByEngine checks a stream that its engine ends early with the finish reason "abort" and [DONE], as stock
+// vLLM does when it is stopped: it goes on at another one, where it ends, and its client does not take a part for the
+// whole.
+func TestAbortedByEngine(t *testing.T) {
+	for at := range 2 {
+		runFleet(t, 2, func(t *testing.T, f *fleet) {
+			f.placers[0].sendTo(f.target(at))
+			want := f.directAnswer("/v1/completions", longRequest)
+			const event = `data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":%s,"logprobs":null,"finish_reason":%s,"stop_reason":null,"prompt_token_ids":%s,"token_ids":%s}]}` + "\n\n"
+			ids, prompt, events, v := []uint32{'"', 'x', '"'}, "[34,120,34]", "", detokenizer{}
+			for range 3 {
+				id := nextToken(ids)
+				events += fmt.Sprintf(event, quote(v.add(id)), "null", prompt, formatIDs([]uint32{id}, true))
+				ids, prompt = append(ids, id), "null"
+			}
+			f.engines[at].sendEvents(events+fmt.Sprintf(event, `""`, `"abort"`, "null", "[]")+"data: [DONE]\n\n", false)
+			if got := <-f.start(longRequest); withoutCached(got) != withoutCached("200  "+want) {
+				t.Errorf("aborted at r%d: got %s\nwant %s", at, got, want)
+			}
+			f.requireIdle()
+			for i, s := range f.servers {
+				if ended := sum(s.Status().Flow.Weight) > 0; ended == (i == at) {
+					t.Errorf("aborted at r%d: it has ended at r%d: %v", at, i, ended)
+				}
+			}
+		}, places, rescues)
+	}
+}
+
 // TestStreamKeepsDialect moves and rescues a stream after its front end's engine has stopped saying how it was started.
 func TestStreamKeepsDialect(t *testing.T) {
 	runFleet(t, 3, func(t *testing.T, f *fleet) {

@@ -181,7 +181,8 @@ func (m *Machine) chunkArrived(leg Leg, c *openai.Chunk) {
 
 // relay passes a chunk of the present leg to the client, or holds it back.
 func (m *Machine) relay(c *openai.Chunk) {
-	if lost, ok := ReportedLoss(c); ok && !m.final {
+	if ReportsLoss(c) && !m.final {
+		lost := ReportedLoss(c)
 		m.failure = lost.chunk
 		m.lose(lost)
 		return
@@ -294,20 +295,30 @@ func (m *Machine) fail(err error) {
 	m.do(Action{Kind: End, Err: err})
 }
 
-// ReportedLoss returns the loss of a leg if a chunk of it says that its engine failed.
-func ReportedLoss(c *openai.Chunk) (*ReportedError, bool) {
-	if failed := c.Failure(); failed == nil || openai.FailureStatus(failed) < http.StatusInternalServerError {
-		return nil, false
-	}
-	return &ReportedError{c.Clone()}, true
+// aborted is the finish reason of an answer that its engine has ended early, as engines do with all of theirs when they
+// are stopped. [DONE] follows it.
+const aborted = "abort"
+
+// ReportsLoss reports whether a chunk says that its engine failed, or has aborted the request.
+func ReportsLoss(c *openai.Chunk) bool {
+	failed := c.Failure()
+	return failed != nil && openai.FailureStatus(failed) >= http.StatusInternalServerError || c.Finish && c.FinishReason() == aborted
 }
+
+// ReportedLoss returns the loss of a leg that a chunk of it reports.
+func ReportedLoss(c *openai.Chunk) *ReportedError { return &ReportedError{c.Clone()} }
 
 // ReportedError is the loss of a leg whose engine could say so.
 type ReportedError struct{ chunk *openai.Chunk }
 
-func (e *ReportedError) Error() string { return "the engine reports " + string(e.chunk.Failure()) }
+func (e *ReportedError) Error() string {
+	if failed := e.chunk.Failure(); failed != nil {
+		return "the engine reports " + string(failed)
+	}
+	return "the engine has aborted the request"
+}
 
-// Answer returns what the engine reports, as an answer that is no stream.
+// Answer returns what the engine reports, as an answer that is no stream; no bytes if it is no error.
 func (e *ReportedError) Answer() (status int, body []byte) {
 	failed := e.chunk.Failure()
 	return openai.FailureStatus(failed), failed

@@ -35,7 +35,7 @@ import (
 //	returned                            the handler has returned
 //	state                               prints the state of the stream
 //
-// A CHUNK is prompt=11,12 ids=1-2 text=ab finish, or one of usage, done and
+// A CHUNK is prompt=11,12 ids=1-2 text=ab finish, or abort, or one of usage, done and
 // error=500; no-ids leaves out the list of ids, and bytes=7 makes the text that long.
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
@@ -126,7 +126,7 @@ func (l line) err(i int) error {
 
 func (l line) chunk(t *testing.T, leg string) *openai.Chunk {
 	text := l.field("text") + strings.Repeat("x", l.number("bytes"))
-	return chunk{leg: leg, prompt: l.list("prompt"), ids: l.list("ids"), noIDs: l.HasArg("no-ids"), text: text, finish: l.HasArg("finish"),
+	return chunk{leg: leg, prompt: l.list("prompt"), ids: l.list("ids"), noIDs: l.HasArg("no-ids"), text: text, finish: l.HasArg("finish"), abort: l.HasArg("abort"),
 		usage: l.HasArg("usage"), done: l.HasArg("done"), failed: l.number("error")}.parse(t)
 }
 

@@ -25,6 +25,7 @@ type chunk struct {
 	noIDs  bool // the event lists no ids at all
 	text   string
 	finish bool
+	abort  bool // the finish reason is that of an engine that is stopped
 	usage  bool
 	done   bool
 	failed int // the code of an error event, 0 for none
@@ -45,6 +46,8 @@ func (c chunk) parse(t testing.TB) *openai.Chunk {
 		finish := "null"
 		if c.finish {
 			finish = `"length"`
+		} else if c.abort {
+			finish = `"abort"`
 		}
 		ids := `,"token_ids":` + list(c.ids)
 		if c.noIDs {
