@@ -176,6 +176,7 @@ type openedLeg struct {
 	local    *localLeg // at the own engine, else nil
 	call     *call
 	target   policies.Target
+	passed   bool // the request was passed through unparsed
 }
 
 // release frees what a plain answer holds.
@@ -188,9 +189,9 @@ func (b openedLeg) release() {
 }
 
 // keepAnswer returns a buffer that keeps a plain answer while it is read, for its usage and its template; nil for an
-// answer with another status than 200.
+// answer with another status than 200, or to a request that is passed through.
 func (b openedLeg) keepAnswer() *prefixBuffer {
-	if b.response.StatusCode != http.StatusOK {
+	if b.response.StatusCode != http.StatusOK || b.passed {
 		return nil
 	}
 	seen := &prefixBuffer{room: maxInspected}

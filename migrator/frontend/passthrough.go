@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io"
-	"maps"
 	"net/http"
-	"net/http/httputil"
 	"strconv"
 	"sync"
 	"time"
@@ -19,14 +17,16 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// relayResponse relays an answer that is not a stream as it is. It reads the
+// relayResponse relays an answer that is not parsed as it is. It reads the
 // engine's counts from it and, if learn is true, the template of such answers
 // under key. l has the losses of the request.
 func (srv *Server) relayResponse(w http.ResponseWriter, b openedLeg, l losses, key templateKey, learn bool) {
 	defer b.release()
 	if b.local != nil {
 		b.local.work.AddOutput(0)
-		srv.noteAnswer(b.response)
+		if b.response.StatusCode == http.StatusOK { // a refusal comes from the engine's HTTP server, which also works when the core hangs
+			srv.brought.Add(1)
+		}
 	}
 	copyToClient(w, b.header)
 	if size := b.response.Header.Get("Content-Length"); size != "" {
@@ -37,8 +37,9 @@ func (srv *Server) relayResponse(w http.ResponseWriter, b openedLeg, l losses, k
 		l.mark(w.Header())
 	}
 	w.WriteHeader(b.response.StatusCode)
-	seen := b.keepAnswer()
-	if _, err := io.Copy(w, b.response.Body); err != nil {
+	seen, out := b.keepAnswer(), flushWriter{w, http.NewResponseController(w)}
+	out.control.Flush()
+	if _, err := io.Copy(out, b.response.Body); err != nil {
 		// The announced length is not reached, so the client sees that the answer
 		// was cut.
 		panic(http.ErrAbortHandler)
@@ -48,6 +49,19 @@ func (srv *Server) relayResponse(w http.ResponseWriter, b openedLeg, l losses, k
 			srv.log.Warn("unstreamed answers cannot be assembled from streams; their requests cannot migrate", "endpoint", key.endpoint.Path(), "reason", err)
 		}
 	}
+}
+
+// flushWriter sends what is written to it at once.
+type flushWriter struct {
+	w       io.Writer
+	control *http.ResponseController
+}
+
+func (f flushWriter) Write(b []byte) (n int, err error) {
+	if n, err = f.w.Write(b); err == nil {
+		err = f.control.Flush()
+	}
+	return n, err
 }
 
 // prefixBuffer keeps the first bytes that are written to it and discards the
@@ -139,7 +153,7 @@ func (srv *Server) passUncounted(w http.ResponseWriter, r *http.Request, body []
 	defer l.cancel()
 	late := time.AfterFunc(srv.cfg.HangTimeout, func() { l.abort(errIdle) })
 	defer late.Stop()
-	srv.passCall(ctx, w, r, body, l, nil, func(*http.Response) {
+	srv.passCall(ctx, w, r, body, l, nil, func() {
 		late.Stop()
 		begun()
 	})
@@ -160,58 +174,38 @@ func (srv *Server) passWork(w http.ResponseWriter, r *http.Request, body []byte,
 	}
 	local := srv.registerLeg(lr, l, admitted)
 	defer local.unregister(false)
-	srv.passCall(ctx, w, r, body, l, local, func(resp *http.Response) {
-		local.work.AddOutput(0)
-		srv.noteAnswer(resp)
-	})
-}
-
-// noteAnswer notes that the engine brought something. A refusal comes from the engine's
-// HTTP server, which also works when the core hangs.
-func (srv *Server) noteAnswer(resp *http.Response) {
-	if resp.StatusCode == http.StatusOK {
-		srv.brought.Add(1)
-	}
+	srv.passCall(ctx, w, r, body, l, local, func() {})
 }
 
 // passCall passes a request to the engine and relays the answer. local is its leg if it counts
 // as work, else nil; begun is called when the answer begins.
-func (srv *Server) passCall(ctx context.Context, w http.ResponseWriter, r *http.Request, body []byte, l *call, local *localLeg, begun func(*http.Response)) {
-	if len(body) > 0 {
-		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
-	}
-	client, lost := r.Context(), readLosses(w, r.Header)
+func (srv *Server) passCall(ctx context.Context, w http.ResponseWriter, r *http.Request, body []byte, l *call, local *localLeg, begun func()) {
+	lost := readLosses(w, r.Header)
 	l.onBegin = lost.announceLast()
-	proxy := &httputil.ReverseProxy{
-		Transport:     srv.local,
-		FlushInterval: -1,
-		Rewrite: func(p *httputil.ProxyRequest) {
-			p.SetURL(srv.engine)
-			p.Out.Header = engineHeaders(p.In.Header)
-			setRequestID(p.Out.Header)
-			p.Out.ContentLength = p.In.ContentLength
-		},
-		ModifyResponse: func(resp *http.Response) error {
-			begun(resp)
-			srv.service.addStatus(resp.StatusCode)
-			maps.DeleteFunc(resp.Header, func(name string, _ []string) bool { return isWithheld(name) })
-			resp.Body = newIdleBody(resp.Body, srv.cfg.IdleTimeout, l, local)
-			return nil
-		},
-		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
-			if client.Err() != nil {
-				return
-			}
-			if !localfault.Is(err) {
-				srv.probeNow()
-			}
-			err = l.failure(err)
-			lost.note(err)
-			srv.refuseEngineFailure(w, srv.requestLog(r.Header), err, lost)
-		},
-		ErrorLog: discardLog,
+	target := srv.engine.JoinPath(r.URL.EscapedPath())
+	target.RawQuery = r.URL.RawQuery
+	req, err := http.NewRequestWithContext(l.withBegin(ctx), r.Method, target.String(), bytes.NewReader(body))
+	var resp *http.Response
+	if err == nil {
+		req.Header = engineHeaders(r.Header)
+		setRequestID(req.Header)
+		resp, err = srv.local.RoundTrip(req)
 	}
-	proxy.ServeHTTP(w, r.WithContext(l.withBegin(ctx)))
+	switch {
+	case err != nil && r.Context().Err() != nil: // see answerUnanswered
+	case err != nil:
+		if !localfault.Is(err) {
+			srv.probeNow()
+		}
+		err = l.failure(err)
+		lost.note(err)
+		srv.refuseEngineFailure(w, srv.requestLog(r.Header), err, lost)
+	default:
+		begun()
+		srv.service.addStatus(resp.StatusCode)
+		resp.Body = newIdleBody(resp.Body, srv.cfg.IdleTimeout, l, local)
+		srv.relayResponse(w, openedLeg{header: resp.Header, response: resp, local: local, call: l, passed: true}, lost, templateKey{}, false)
+	}
 }
 
 // Bounds of the calls for which the engine's HTTP server tokenizes or renders text. A megabyte takes it about a
