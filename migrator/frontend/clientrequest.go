@@ -19,8 +19,8 @@ import (
 )
 
 // serveGenerate serves a client's request on one of the two generating endpoints.
-func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e openai.Endpoint, body []byte, memory *httpserver.Share) {
-	begun := time.Now()
+func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, body []byte, memory *httpserver.Share) {
+	begun, e := time.Now(), openai.EndpointOf(r.URL.Path)
 	d := srv.dialect()
 	req, err := srv.parseRequest(d, e, body)
 	if err != nil {
@@ -122,7 +122,8 @@ func (srv *Server) refuseEngineFailure(w http.ResponseWriter, log *slog.Logger, 
 		if !l.peer {
 			srv.turnedAway.Add(1)
 		}
-		refuseOverload(w, busy)
+		// Proxies do not send it to another replica, and do not count it against this one, which is well.
+		writeProblem(w, openai.Problem{Status: http.StatusTooManyRequests, Kind: "RateLimitError", Message: busy.Error(), RetryAfter: busy.Retry})
 		return
 	}
 	if !l.peer {

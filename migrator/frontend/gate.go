@@ -132,10 +132,8 @@ func (srv *Server) clientRoutes() []route {
 		switch {
 		case e.Path == "/health":
 			to.always, to.serve = true, srv.serveHealth
-		case e.Path == openai.Completions.Path():
-			to.serve = serveAt(openai.Completions, srv.serveGenerate)
-		case e.Path == openai.Chat.Path():
-			to.serve = serveAt(openai.Chat, srv.serveGenerate)
+		case e.Path == openai.Completions.Path(), e.Path == openai.Chat.Path():
+			to.serve = srv.serveGenerate
 		case e.Path == "/v1/audio/transcriptions", e.Path == "/v1/audio/translations":
 			to.serve = srv.passForm
 		case e.Body:
@@ -152,15 +150,8 @@ func (srv *Server) clientRoutes() []route {
 // always run on the own engine, so that a request is forwarded at most once.
 func (srv *Server) peerRoutes() []route {
 	return []route{
-		{Endpoint: publicapi.Endpoint{Method: "POST", Path: openai.Completions.Path(), Body: true}, serve: serveAt(openai.Completions, srv.servePeerLeg)},
-		{Endpoint: publicapi.Endpoint{Method: "POST", Path: openai.Chat.Path(), Body: true}, serve: serveAt(openai.Chat, srv.servePeerLeg)},
+		{Endpoint: publicapi.Endpoint{Method: "POST", Path: openai.Completions.Path(), Body: true}, serve: srv.servePeerLeg},
+		{Endpoint: publicapi.Endpoint{Method: "POST", Path: openai.Chat.Path(), Body: true}, serve: srv.servePeerLeg},
 		{Endpoint: publicapi.Endpoint{Method: "POST", Path: detokenizePath, Body: true}, serve: srv.servePeerDetokenize},
-	}
-}
-
-// serveAt returns the handler of a generating endpoint.
-func serveAt(e openai.Endpoint, serve func(http.ResponseWriter, *http.Request, openai.Endpoint, []byte, *httpserver.Share)) handler {
-	return func(w http.ResponseWriter, r *http.Request, body []byte, memory *httpserver.Share) {
-		serve(w, r, e, body, memory)
 	}
 }

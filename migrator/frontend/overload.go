@@ -4,10 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
 	"sync"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/admission"
 )
@@ -34,13 +32,6 @@ type overloadedError struct{ admission.Verdict }
 
 func (e *overloadedError) Error() string {
 	return fmt.Sprintf("the replica is overloaded: the request would take %.1f s, of which it waits %.1f s, instead of %.1f s; send it again after %d s", e.Latency, e.Wait, e.Alone, e.Retry)
-}
-
-// refuseOverload answers a request that no replica takes. Proxies do not send it to another
-// one, and do not count it against the replica, which is well.
-func refuseOverload(w http.ResponseWriter, busy *overloadedError) {
-	w.Header().Set("Retry-After", strconv.Itoa(busy.Retry))
-	writeProblem(w, openai.Problem{Status: http.StatusTooManyRequests, Kind: "RateLimitError", Message: busy.Error()})
 }
 
 // admittedWork counts what the own engine has been given, by tenant.

@@ -294,8 +294,7 @@ func (srv *Server) passText(w http.ResponseWriter, r *http.Request, body []byte)
 	}
 	answered, leave, ok := srv.textCalls.enter(r.Context(), srv.admission.tenantOf(r.Header))
 	if !ok {
-		w.Header().Set("Retry-After", "1")
-		writeProblem(w, openai.Problem{Status: http.StatusTooManyRequests, Kind: "RateLimitError", Message: "too many calls that tokenize or render text are in progress; send it again after 1 s"})
+		writeProblem(w, openai.Problem{Status: http.StatusTooManyRequests, Kind: "RateLimitError", RetryAfter: 1, Message: "too many calls that tokenize or render text are in progress; send it again after 1 s"})
 		return
 	}
 	defer leave()

@@ -19,7 +19,8 @@ import (
 // servePeerLeg runs a peer's leg on the own engine and relays the engine's bytes,
 // which the front end that owns the client parses. It adds the count of the
 // tokens here.
-func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai.Endpoint, body []byte, memory *httpserver.Share) {
+func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, body []byte, memory *httpserver.Share) {
+	e := openai.EndpointOf(r.URL.Path)
 	lr, err := readLegRequest(e, r.Header)
 	if err != nil {
 		srv.log.Warn("peer's leg refused", "error", err)

@@ -27,6 +27,9 @@ func refusalProblem(message string) openai.Problem {
 // unavailable is a refusal.
 func writeProblem(w http.ResponseWriter, p openai.Problem) {
 	markRefusal(w.Header(), p.Status)
+	if p.RetryAfter > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(p.RetryAfter))
+	}
 	writeJSON(w, p.Status, p.Body())
 }
 

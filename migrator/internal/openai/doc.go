@@ -27,6 +27,14 @@ const (
 	Chat                        // POST /v1/chat/completions
 )
 
+// EndpointOf returns the endpoint of a path of either.
+func EndpointOf(path string) Endpoint {
+	if path == Chat.Path() {
+		return Chat
+	}
+	return Completions
+}
+
 // Path returns the endpoint's URL path.
 func (e Endpoint) Path() string {
 	if e == Chat {

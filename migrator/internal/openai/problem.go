@@ -13,6 +13,8 @@ type Problem struct {
 	Status  int    // HTTP status
 	Kind    string // the error's type; "" for one that fits the status
 	Message string // what is wrong and what to do about it
+	// RetryAfter is after how many seconds the request may be sent again; 0 says nothing of it.
+	RetryAfter int
 }
 
 // Body returns the JSON text of the problem.
