@@ -3,7 +3,6 @@ package batch
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strconv"
 	"strings"
@@ -232,66 +231,6 @@ type collector struct {
 }
 
 func (c *collector) Receive(e Event) { c.out, c.end = append(c.out, e.Token), e.Finish }
-
-// Random loads run on random pools: whatever was chunked, cached, evicted, preempted or aborted,
-// every text equals the model's own, no token is lost and no block leaks.
-func TestTextDependsOnIdsAlone(t *testing.T) {
-	m := newModel(t)
-	for seed := range uint64(150) {
-		rng := rand.New(rand.NewPCG(seed, 3))
-		c := setup{Blocks: 6 + rng.IntN(20), Block: 1 + rng.IntN(8), Batch: 1 + rng.IntN(6)}
-		c.Tokens = c.Batch + rng.IntN(24)
-		c.NoCache = rng.IntN(4) == 0
-		s := c.scheduler(t, m)
-		room := c.Blocks * c.Block
-		var requests []Request
-		got := make(map[int]*collector)
-		aborted := make(map[int]bool)
-		sequences := make(map[int]*Sequence)
-		for i := 0; i < 25 || !s.Idle(); {
-			if i < 25 && (s.Idle() || rng.IntN(2) == 0) {
-				n := 1 + rng.IntN(room-1)
-				r := Request{
-					Prompt: prompt(n, rng.IntN(n+1), rng.IntN(3)), MaxOutput: 1 + rng.IntN(room-n),
-					IgnoreEOS: rng.IntN(2) == 0, MinOutput: rng.IntN(4), Receiver: &collector{},
-				}
-				got[i], sequences[i] = r.Receiver.(*collector), NewSequence(r, c.Block)
-				requests = append(requests, r)
-				s.Add(sequences[i])
-				i++
-			}
-			if j := rng.IntN(25); rng.IntN(20) == 0 && sequences[j] != nil {
-				s.Abort(sequences[j])
-				aborted[j] = got[j].end == Unfinished
-			}
-			forecast, preempted := s.Forecast(nil), s.stats.Preemptions
-			st := s.Step()
-			if c.NoCache && s.stats.Preemptions == preempted && forecast != st.Iteration {
-				t.Fatalf("seed %d: forecast %+v of step %+v", seed, forecast, st.Iteration)
-			}
-			if st.Decodes+int(st.Prefill) > c.Tokens || len(s.running) > c.Batch {
-				t.Fatalf("seed %d: step %+v exceeds %+v", seed, st.Iteration, c)
-			}
-			for _, e := range st.Events {
-				e.Sequence.Receiver.Receive(e)
-			}
-		}
-		if st := s.Stats(); st.UsedBlocks != 0 {
-			t.Fatalf("seed %d: %d blocks leaked", seed, st.UsedBlocks)
-		}
-		for i, r := range requests {
-			want := generateAlone(m, r)
-			if aborted[i] {
-				want = want[:min(len(want), len(got[i].out))]
-			} else if got[i].end == Unfinished {
-				t.Fatalf("seed %d: request %d never ended", seed, i)
-			}
-			if !slices.Equal(got[i].out, want) {
-				t.Fatalf("seed %d: request %d %+v:\n got %v\nwant %v", seed, i, c, got[i].out, want)
-			}
-		}
-	}
-}
 
 // A flipped byte in any cached block changes the text of the sequences that attend to it.
 func TestWrongByteChangesText(t *testing.T) {

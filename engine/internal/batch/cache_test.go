@@ -1,27 +1,29 @@
 package batch
 
 import (
+	"encoding/binary"
 	"fmt"
-	"math/rand/v2"
+	"hash/fnv"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // mirror is what the notifications of a prefix cache say that it holds.
 type mirror struct {
 	t       *testing.T
 	size    int
-	held    map[kv.Hash]int // how often a hash is stored
-	content map[kv.Hash]string
-	twice   int // hashes that were stored while they were held
+	held    map[kv.Hash]int    // how often a hash is stored
+	content map[kv.Hash]uint64 // checksum of the salt and the ids up to the block
+	twice   int                // hashes that were stored while they were held
 	log     []string
 }
 
 func newMirror(t *testing.T, size int) *mirror {
-	return &mirror{t: t, size: size, held: map[kv.Hash]int{}, content: map[kv.Hash]string{}}
+	return &mirror{t: t, size: size, held: map[kv.Hash]int{}, content: map[kv.Hash]uint64{}}
 }
 
 func (m *mirror) BlocksStored(q *Sequence, first, end int) {
@@ -30,16 +32,18 @@ func (m *mirror) BlocksStored(q *Sequence, first, end int) {
 	if first >= end || len(ids) != end*m.size {
 		m.t.Fatalf("blocks %d to %d with %d ids", first, end, len(ids))
 	}
+	sum := fnv.New64a()
+	fmt.Fprint(sum, q.Salt)
 	for n := range end {
 		h := q.BlockHash(n)
 		if n < first && m.held[h] == 0 {
 			m.t.Fatalf("block %d of %d to %d is not held", n, first, end)
 		}
-		content := fmt.Sprint(q.Salt, ids[:(n+1)*m.size])
-		if m.content[h] != "" && m.content[h] != content {
+		testkit.NoError(m.t, binary.Write(sum, binary.LittleEndian, ids[n*m.size:(n+1)*m.size]))
+		if before, known := m.content[h]; known && before != sum.Sum64() {
 			m.t.Fatalf("hash %d has two contents", h)
 		}
-		m.content[h] = content
+		m.content[h] = sum.Sum64()
 		if n < first {
 			continue
 		}
@@ -66,60 +70,6 @@ func (m *mirror) take() string {
 	log := strings.Join(m.log, " ")
 	m.log = nil
 	return log
-}
-
-// TestCacheObserver drives a scheduler with random requests, aborts, moves and resets: what it notifies is at any time
-// what it finds.
-func TestCacheObserver(t *testing.T) {
-	m := newModel(t)
-	twice, removed, resets, refused := 0, 0, 0, 0
-	for seed := range uint64(40) {
-		rng := rand.New(rand.NewPCG(seed, 3))
-		c := setup{Blocks: 8 + rng.IntN(30), Block: 4, Batch: 1 + rng.IntN(6)}
-		c.Tokens = c.Batch + rng.IntN(24)
-		s := c.scheduler(t, m)
-		seen := newMirror(t, c.Block)
-		s.Cache = seen
-		var all []*Sequence
-		for step := range 300 {
-			for rng.IntN(4) == 0 {
-				r := Request{MaxOutput: 1 + rng.IntN(20), IgnoreEOS: true, Salt: uint64(rng.IntN(2))}
-				n := 1 + rng.IntN(min(30, c.Blocks*c.Block-r.MaxOutput))
-				r.Prompt = prompt(n, rng.IntN(n+1), 1+rng.IntN(10))
-				q := NewSequence(r, c.Block)
-				all = append(all, q)
-				s.Add(q)
-			}
-			if rng.IntN(40) == 0 && len(all) > 0 {
-				s.Abort(all[rng.IntN(len(all))])
-			}
-			if rng.IntN(30) == 0 {
-				if s.ResetCache(step%2 == 0) {
-					resets++
-				} else {
-					refused++
-				}
-			}
-			s.Step()
-			for h := range seen.content {
-				if _, found := s.blocks.Find(h); found != (seen.held[h] > 0) {
-					t.Fatalf("seed %d, step %d: a block is found: %v, and held %d times", seed, step, found, seen.held[h])
-				}
-			}
-			held := 0
-			for _, n := range seen.held {
-				held += n
-			}
-			if held > c.Blocks {
-				t.Fatalf("%d of %d blocks are held", held, c.Blocks)
-			}
-		}
-		twice += seen.twice
-		removed += strings.Count(seen.take(), "-")
-	}
-	if twice < 10 || removed < 100 || resets < 10 || refused < 10 {
-		t.Errorf("stored again %d, removed %d, reset %d, not reset %d: the test does not test enough", twice, removed, resets, refused)
-	}
 }
 
 // What is notified in the steps of a few requests.

@@ -2,8 +2,6 @@ package batch
 
 import (
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -184,97 +182,6 @@ func TestPrefixReservations(t *testing.T) {
 	none := setup{Blocks: 16, Block: 4, Batch: 4, Tokens: 64, NoCache: true}.scheduler(t, newModel(t))
 	if _, _, err := pin(none, prompt(9, 9, 0), 0, true); !errors.Is(err, ErrNoPrefixCache) {
 		t.Errorf("without a prefix cache: %v", err)
-	}
-}
-
-// Prefixes are pulled between two schedulers at random while requests run, are preempted and evict each
-// other's blocks: every text equals the model's own, and no block has too many or too few holders.
-func TestPrefixPullsAtRandom(t *testing.T) {
-	m := newModel(t)
-	commits, hits := 0, 0
-	for seed := range uint64(testkit.Size(60, 200)) {
-		rng := rand.New(rand.NewPCG(seed, 21))
-		c := setup{Blocks: 12 + rng.IntN(30), Block: 1 + rng.IntN(8), Batch: 1 + rng.IntN(6)}
-		c.Tokens = c.Batch + rng.IntN(24)
-		room := c.Blocks * c.Block
-		ss := []*Scheduler{c.scheduler(t, m), c.scheduler(t, m)}
-		held := []map[string]*Reservation{{}, {}}
-		type pull struct {
-			name           string
-			to             int
-			in, out        *Reservation
-			cached, tokens int
-		}
-		var pulls []pull
-		var requests []Request
-		end := func(i int, commit bool) {
-			p := pulls[i]
-			pulls = slices.Delete(pulls, i, i+1)
-			if commit {
-				copyBlocks(ss[p.to], p.in, ss[1-p.to], p.out, p.cached/c.Block, p.tokens/c.Block)
-				testkit.NoError(t, ss[p.to].CommitPrefix(p.in, p.tokens))
-				commits++
-			} else {
-				ss[p.to].Release(p.in)
-			}
-			ss[1-p.to].Release(p.out)
-			delete(held[p.to], p.name)
-			delete(held[1-p.to], p.name)
-		}
-		for op := range 500 {
-			switch k := rng.IntN(10); {
-			case k < 2 && len(requests) < 30:
-				n := 1 + rng.IntN(room/3)
-				r := Request{Prompt: prompt(n, n, 0), MaxOutput: 1 + rng.IntN(room/3), IgnoreEOS: true, Salt: uint64(rng.IntN(2)), Receiver: &collector{}}
-				if rng.IntN(3) == 0 {
-					r.Prompt = prompt(n, rng.IntN(n+1), rng.IntN(3))
-				}
-				requests = append(requests, r)
-				ss[rng.IntN(2)].Add(NewSequence(r, c.Block))
-			case k == 2:
-				p := pull{name: fmt.Sprint(op), to: rng.IntN(2)}
-				ids, salt := prompt(room/2, rng.IntN(room/2+1), rng.IntN(3)), uint64(rng.IntN(2))
-				var err error
-				if p.out, p.tokens, err = pin(ss[1-p.to], ids, salt, false); err != nil {
-					break
-				}
-				held[1-p.to][p.name] = p.out
-				if p.in, p.cached, err = pin(ss[p.to], ids[:p.tokens], salt, true); err != nil {
-					ss[1-p.to].Release(p.out)
-					delete(held[1-p.to], p.name)
-					break
-				}
-				held[p.to][p.name] = p.in
-				pulls = append(pulls, p)
-			case k == 3 && len(pulls) > 0:
-				end(rng.IntN(len(pulls)), rng.IntN(3) > 0)
-			default:
-				for _, e := range ss[rng.IntN(2)].Step().Events {
-					e.Sequence.Receiver.Receive(e)
-				}
-			}
-			for i := range ss {
-				checkBooks(t, ss[i], held[i])
-			}
-		}
-		for len(pulls) > 0 {
-			end(0, false)
-		}
-		for _, s := range ss {
-			drain(t, s)
-			if st := s.Stats(); st.UsedBlocks+st.Reserved != 0 {
-				t.Fatalf("seed %d: leaked: %+v", seed, st)
-			}
-			hits += int(s.Stats().PrefixHits)
-		}
-		for i, r := range requests {
-			if got := r.Receiver.(*collector).out; !slices.Equal(got, generateAlone(m, r)) {
-				t.Fatalf("seed %d: request %d:\n got %v\nwant %v", seed, i, got, generateAlone(m, r))
-			}
-		}
-	}
-	if commits < 200 || hits < 1000 {
-		t.Errorf("%d commits, %d tokens of prefix hits", commits, hits)
 	}
 }
 
