@@ -227,49 +227,7 @@ func TestMetricsOfStats(t *testing.T) {
 	}
 }
 
-// A stop string ends the generation of an answer that is not streamed, too.
-func TestStopStringEndsWholeAnswer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e, stop := start(t, Config{})
-		defer stop()
-		if got := complete(t, e, `{"prompt":"speak up","max_tokens":4000,"ignore_eos":true,"stop":["e"]}`); got.Choices[0].FinishReason != "stop" {
-			t.Fatalf("ended by %q", got.Choices[0].FinishReason)
-		}
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		if n := metric(t, e, "vllm:generation_tokens_total"); n >= 400 {
-			t.Errorf("%v tokens were generated although the first ones have the stop string", n)
-		}
-	})
-}
-
-// The blocks of a client that disconnects are freed at the next iteration.
-func TestAbort(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e, stop := start(t, Config{})
-		defer stop()
-		ctx, cancel := context.WithCancel(t.Context())
-		returned := make(chan struct{})
-		go func() {
-			defer close(returned)
-			serveRequest(e, post("/v1/completions", `{"prompt":[1,2,3],"max_tokens":4000,"ignore_eos":true,"stream":true}`).WithContext(ctx))
-		}()
-		time.Sleep(time.Second)
-		synctest.Wait()
-		if metric(t, e, "vllm:num_requests_running") != 1 || metric(t, e, "vllm:kv_cache_usage_perc") == 0 {
-			t.Fatal("the request does not run")
-		}
-		cancel()
-		<-returned
-		time.Sleep(12 * time.Millisecond)
-		synctest.Wait()
-		if metric(t, e, "vllm:num_requests_running") != 0 || metric(t, e, "vllm:kv_cache_usage_perc") != 0 {
-			t.Error("the request still runs one iteration after its client left")
-		}
-	})
-}
-
-// The same over a real connection: clients abort by closing it.
+// Clients abort by closing their connection.
 func TestAbortByClosing(t *testing.T) {
 	e, stop := start(t, Config{})
 	defer stop()
@@ -304,36 +262,6 @@ func TestAbortByClosing(t *testing.T) {
 		}
 	}
 	server.Client().CloseIdleConnections()
-}
-
-// When Run ends, waiting clients receive 503, and begun streams an error event.
-func TestEngineStops(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e, stop := start(t, Config{MaxBatch: 1})
-		answers := make(chan *httptest.ResponseRecorder, 1)
-		send := func(body string) {
-			go func() { answers <- serveRequest(e, post("/v1/completions", body)) }()
-			synctest.Wait()
-		}
-		send(`{"prompt":[1],"max_tokens":4000,"ignore_eos":true,"stream":true}`)
-		time.Sleep(100 * time.Millisecond)
-		stop()
-		w := <-answers
-		if body := w.Body.String(); w.Code != 200 || !strings.Contains(body, `data: {"error":{`) || !strings.HasSuffix(body, "data: [DONE]\n\n") {
-			t.Errorf("begun stream: %d %s", w.Code, body)
-		}
-		for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
-			if w := serveRequest(e, post(path, `{"prompt":[1],"messages":[{"role":"user"}]}`)); w.Code != http.StatusServiceUnavailable {
-				t.Errorf("%s after the end: %d %s", path, w.Code, w.Body)
-			}
-		}
-		if w := serveRequest(e, httptest.NewRequest("GET", "/health", nil)); w.Code != http.StatusServiceUnavailable {
-			t.Errorf("health after the end: %d", w.Code)
-		}
-		if err := e.Run(t.Context()); err == nil {
-			t.Error("Run ran twice")
-		}
-	})
 }
 
 // A request made before Run waits for it.
@@ -450,6 +378,7 @@ func TestConfig(t *testing.T) {
 		"Model":   func(c *Config) { c.Model = " m" },
 		"Profile": func(c *Config) { c.Profile.D0 = 0 },
 		"Max":     func(c *Config) { c.MaxBatch, c.MaxBatchedTokens = -2, -1 },
+		"Faults":  func(c *Config) { c.Faults.StreamInterval = -1 },
 	} {
 		c := ok
 		edit(&c)

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/internal/testkit"
@@ -77,36 +76,6 @@ func TestChunksOfSeveralTokens(t *testing.T) {
 	})
 }
 
-// The server's limit of tokens applies to requests from then on.
-func TestMaxNewTokens(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e, stop := start(t, Config{Faults: Faults{MaxNewTokens: 7}})
-		defer stop()
-		for _, limit := range []int{7, 3} {
-			testkit.NoError(t, e.SetFaults(Faults{MaxNewTokens: limit}))
-			c := complete(t, e, `{"prompt":"a","max_tokens":30,"ignore_eos":true}`)
-			if c.Usage.CompletionTokens != limit || c.Choices[0].FinishReason != "length" {
-				t.Errorf("%d tokens, %s, want %d", c.Usage.CompletionTokens, c.Choices[0].FinishReason, limit)
-			}
-		}
-	})
-}
-
-// Without --enable-prompt-tokens-details, a whole answer has null and a stream has no such field.
-func TestNoPromptDetails(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e, stop := start(t, Config{Faults: Faults{NoPromptDetails: true}})
-		defer stop()
-		if got := serveRequest(e, post("/v1/completions", `{"prompt":"a","max_tokens":1}`)).Body.String(); !strings.Contains(got, `"completion_tokens":1,"prompt_tokens_details":null,"completion_tokens_details":null}`) {
-			t.Error(got)
-		}
-		stream := serveRequest(e, post("/v1/completions", `{"prompt":"a","max_tokens":1,"stream":true,"stream_options":{"include_usage":true}}`)).Body.String()
-		if !strings.Contains(stream, `"usage":{"prompt_tokens":1,"total_tokens":2,"completion_tokens":1},"system_fingerprint"`) || len(events(t, stream)) != 2 {
-			t.Error(stream)
-		}
-	})
-}
-
 // A connector that answers null keeps no blocks; one that answers another number of tokens does.
 func TestTransferParamsFaults(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -128,57 +97,4 @@ func TestTransferParamsFaults(t *testing.T) {
 			}
 		}
 	})
-}
-
-// A full KV cache preempts the younger of two streams, which pauses until there is room, in the
-// middle of its text, and is counted as waiting.
-func TestPreemptionPause(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e, stop := start(t, Config{})
-		defer stop()
-		want := oracle(t, promptOf(30, 2), 40)
-		older, younger := make(chan []model.Token, 1), make(chan []model.Token, 1)
-		run := func(seed, tokens int, to chan []model.Token) {
-			go func() { _, r := send(t, e, promptOf(30, seed), tokens, nil); to <- r.ids() }()
-			time.Sleep(100 * time.Millisecond)
-		}
-		run(1, 3500, older)
-		run(2, 40, younger)
-		if w := serveRequest(e, post("/emulator/full", `{"keep":1}`)); w.Code != http.StatusOK {
-			t.Fatal(w.Code, w.Body)
-		}
-		time.Sleep(20 * time.Second)
-		if len(younger) != 0 || len(older) != 0 || metric(t, e, "vllm:num_preemptions_total") != 1 || metric(t, e, "vllm:num_requests_waiting") != 1 {
-			t.Errorf("%d and %d have ended, %v preemptions, %v waiting", len(older), len(younger), metric(t, e, "vllm:num_preemptions_total"), metric(t, e, "vllm:num_requests_waiting"))
-		}
-		if got := metric(t, e, "vllm:kv_cache_usage_perc"); got < 0.95 {
-			t.Errorf("%v of the KV cache is in use", got)
-		}
-		serveRequest(e, post("/emulator/resume", ""))
-		if ids := <-younger; !slices.Equal(ids, want) {
-			t.Errorf("%v, want %v", ids, want)
-		}
-		<-older
-		synctest.Wait()
-		if got := metric(t, e, "vllm:kv_cache_usage_perc"); got != 0 {
-			t.Errorf("%v of the KV cache is in use at the end", got)
-		}
-	})
-}
-
-func TestFaultsRejected(t *testing.T) {
-	e := newEngine(t, Config{})
-	for path, bodies := range map[string][]string{
-		"/emulator/faults": {`{"stream_interval":-1}`, `{"draft_tokens":5000}`, `{"max_new_tokens":-1}`, `{"interval":1}`, `[]`, ``},
-		"/emulator/full":   {`{"keep":"x"}`, `{"keep":1}`}, // the second one: the engine does not run
-	} {
-		for _, body := range bodies {
-			if w := serveRequest(e, post(path, body)); w.Code != http.StatusBadRequest {
-				t.Errorf("%s %s: status %d", path, body, w.Code)
-			}
-		}
-	}
-	if _, err := New(Config{Model: "m", Profile: plainProfile(), Faults: Faults{StreamInterval: -1}}); err == nil {
-		t.Error("New accepts a negative interval")
-	}
 }
