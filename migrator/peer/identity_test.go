@@ -20,12 +20,17 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// startSecured starts a node with TLS and identities; the address is the server's.
+// startSecured starts a node with TLS and identities; the address is the server's. Credentials, if not nil, are called and
+// not used.
 func startSecured(t *testing.T, a *issuer.Authority, cfg Config) (*node, string) {
 	t.Helper()
 	own := a.ComponentCertificate(t, identity.Migrator, string(cfg.Self))
 	cfg.TrustDomain = issuer.TrustDomain
-	cfg.Credentials = func(peer policies.ReplicaID, _ string) credentials.TransportCredentials {
+	asked := cfg.Credentials
+	cfg.Credentials = func(peer policies.ReplicaID, address string) credentials.TransportCredentials {
+		if asked != nil {
+			asked(peer, address)
+		}
 		return credentials.NewTLS(a.ClientTLS(own, identity.Matcher{TrustDomain: issuer.TrustDomain, Role: identity.Migrator, Name: string(peer)}))
 	}
 	n := startOnTCP(t, cfg)
@@ -86,7 +91,12 @@ func TestTheRightPeerIsReached(t *testing.T) {
 	a := issuer.New(t)
 	b, at := startSecured(t, a, Config{Self: "b"})
 	logged := &testkit.Log{}
-	c, _ := startSecured(t, a, Config{Self: "c", Logger: logged.Logger()})
+	c, _ := startSecured(t, a, Config{Self: "c", Logger: logged.Logger(), Credentials: func(peer policies.ReplicaID, address string) credentials.TransportCredentials {
+		if peer != "d" || address != at {
+			t.Errorf("credentials for %s at %s", peer, address)
+		}
+		return nil
+	}})
 	c.SetPeers(map[policies.ReplicaID]string{"d": at})
 	c.Send("d", market(1))
 	for logged.Count("migrator/d is wanted") == 0 {
