@@ -141,6 +141,24 @@ func TestReservationHasSlack(t *testing.T) {
 	})
 }
 
+// TestFrozenAwaitsNothing migrates a request to an engine that begins to prefill at one of the
+// instants of the migration. Once the request is frozen, the target takes it over at once, however
+// long its step is: the token after that step is the first that it can have.
+func TestFrozenAwaitsNothing(t *testing.T) {
+	for instant := time.Duration(0); instant < 40*time.Millisecond; instant += time.Millisecond {
+		runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
+			a, b := w.replicas[0], w.replicas[1]
+			a.frontEnd.startStream("a/1", prompt(1, 50), 400, a)
+			time.Sleep(100 * time.Millisecond)
+			time.AfterFunc(instant, func() { b.engine.prefillUntil(time.Now().Add(time.Second)) })
+			w.move("a/1", a, b, policies.Outlier)
+			if m := a.waitForEnd(t); m.State != "moved" || m.Stall > 200*time.Millisecond {
+				t.Errorf("the prefill begins after %v: %+v", instant, m)
+			}
+		})
+	}
+}
+
 // TestAdoptRefuses requests blocks that were not transferred.
 func TestAdoptRefuses(t *testing.T) {
 	runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
