@@ -11,31 +11,15 @@ import (
 	"testing"
 
 	"github.com/goccy/go-yaml"
-	"google.golang.org/grpc"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/xds/cache"
-	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
-	"github.com/cascadeinfer/cascade/xds/server"
 )
 
 // TestEnvoyGateway sends requests through a real Envoy with the patches for Envoy Gateway. Its slot
 // is empty, so that requests are routed by content-length; what fills it is tested elsewhere.
 func TestEnvoyGateway(t *testing.T) {
-	envoytest.Binary(t)
-	v := view()
-	for i := range v.Endpoints {
-		v.Endpoints[i].Address = upstream(t, string(v.Endpoints[i].ID))
-	}
-	r := &harness{t: t, view: v, cache: cache.New(cache.Config{})}
-	r.serveView(v)
-	s := testkit.Must(server.New(server.Config{Cache: r.cache}))
-	server := grpc.NewServer()
-	s.Register(t.Context(), server)
-	r.envoy = envoytest.Start(t, envoytest.Config{Bootstrap: envoyGateway(t, listen(t, server))})
-	r.url = "http://" + r.envoy.Listener("gateway")
-	t.Cleanup(r.client.CloseIdleConnections)
+	r := startHarnessOf(t, view(), "gateway", func(control string) string { return envoyGateway(t, control) })
 	r.waitUntilServing()
 	forged := []string{"x-cascade-tokens", "5", "x-gateway-model-name", "n/2"}
 	for _, x := range []struct {

@@ -63,10 +63,10 @@ func TestFailover(t *testing.T) {
 	only(send(1500), "m3", "m4")
 	only(send(5000), "m5")
 
-	r.kill("m0")
+	r.kills["m0"]()
 	only(send(128), "m1", "m2", "m3", "m4")
 	// The next longer stage serves for one that has lost both replicas.
-	r.kill("m3")
-	r.kill("m4")
+	r.kills["m3"]()
+	r.kills["m4"]()
 	only(send(1500), "m5")
 }

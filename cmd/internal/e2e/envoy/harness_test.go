@@ -80,9 +80,6 @@ type harness struct {
 	kills  map[string]func() // of the upstreams, by name
 }
 
-// kill ends an upstream as the death of its process would.
-func (r *harness) kill(upstream string) { r.kills[upstream]() }
-
 // served is the answer of an upstream, or of Envoy itself.
 type served struct {
 	Status  int      `json:"-"`
@@ -123,11 +120,19 @@ func view() resources.View {
 // startHarness runs an Envoy on a view.
 func startHarness(t testing.TB, v resources.View) *harness {
 	t.Helper()
+	return startHarnessOf(t, v, resources.ListenerName, func(control string) string {
+		return string(testkit.Must(resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: control})))
+	})
+}
+
+// startHarnessOf runs an Envoy on a view, with a bootstrap for the address of a control plane, which has the listener.
+func startHarnessOf(t testing.TB, v resources.View, listener string, bootstrap func(control string) string) *harness {
+	t.Helper()
 	envoytest.Binary(t)
 	r := &harness{t: t, view: v, cache: cache.New(cache.Config{}), kills: make(map[string]func())}
 	for i := range v.Endpoints {
 		name := string(v.Endpoints[i].ID)
-		v.Endpoints[i].Address, r.kills[name] = mortalUpstream(t, name)
+		v.Endpoints[i].Address, r.kills[name] = upstream(t, name)
 	}
 	if v.Settings.Estimator == resources.ExtProc && v.Settings.LengthService == "" {
 		v.Settings.LengthService = lengthService(t, v)
@@ -138,10 +143,8 @@ func startHarness(t testing.TB, v resources.View) *harness {
 	testkit.NoError(t, err)
 	server := grpc.NewServer()
 	s.Register(t.Context(), server)
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: listen(t, server)})
-	testkit.NoError(t, err)
-	r.envoy = envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
-	r.url = "http://" + r.envoy.Listener(resources.ListenerName)
+	r.envoy = envoytest.Start(t, envoytest.Config{Bootstrap: bootstrap(listen(t, server))})
+	r.url = "http://" + r.envoy.Listener(listener)
 	r.client.Timeout = 30 * time.Second
 	r.client.Transport = &http.Transport{MaxIdleConnsPerHost: 64}
 	t.Cleanup(r.client.CloseIdleConnections)
@@ -224,14 +227,8 @@ func listen(t testing.TB, s *grpc.Server) string {
 	return l.Addr().String()
 }
 
-// upstream runs a replica for Envoy and returns its address.
-func upstream(t testing.TB, name string) string {
-	address, _ := mortalUpstream(t, name)
-	return address
-}
-
-// mortalUpstream is upstream, and also returns what ends the replica.
-func mortalUpstream(t testing.TB, name string) (address string, kill func()) {
+// upstream runs a replica for Envoy, and returns its address and what ends it as the death of its process would.
+func upstream(t testing.TB, name string) (address string, kill func()) {
 	u := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n, err := io.Copy(io.Discard, r.Body)
 		if err != nil {

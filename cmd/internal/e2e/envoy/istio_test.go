@@ -9,16 +9,12 @@ import (
 	"testing"
 
 	"github.com/goccy/go-yaml"
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/xds/cache"
-	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/resources/attach"
-	"github.com/cascadeinfer/cascade/xds/server"
 )
 
 // tree is a YAML or JSON document.
@@ -99,21 +95,8 @@ func TestIstioPatches(t *testing.T) {
 // TestIstioPlugin applies the patches as Istio does, with the WasmPlugin in place of the slot, and sends requests through a
 // real Envoy. TestIstioPatches and TestSameAnswers have the slot.
 func TestIstioPlugin(t *testing.T) {
-	envoytest.Binary(t)
-	v := view()
-	for i := range v.Endpoints {
-		v.Endpoints[i].Address = upstream(t, string(v.Endpoints[i].ID))
-	}
-	module(t) // builds it
-	r := &harness{t: t, view: v, cache: cache.New(cache.Config{})}
-	r.serveView(v)
-	s, err := server.New(server.Config{Cache: r.cache})
-	testkit.NoError(t, err)
-	server := grpc.NewServer()
-	s.Register(t.Context(), server)
-	r.envoy = envoytest.Start(t, envoytest.Config{Bootstrap: gateway(t, listen(t, server))})
-	r.url = "http://" + r.envoy.Listener("gateway")
-	t.Cleanup(r.client.CloseIdleConnections)
+	testkit.Tool(t, "go") // builds the module
+	r := startHarnessOf(t, view(), "gateway", func(control string) string { return gateway(t, control) })
 	r.waitUntilServing()
 	r.waitForEstimates(true)
 

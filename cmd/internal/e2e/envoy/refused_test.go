@@ -34,7 +34,8 @@ func TestRefusedModuleStopsNothing(t *testing.T) {
 	envoytest.Binary(t)
 	broken, err := resources.NewModule([]byte("\x00asm\x01\x00\x00\x00\x03\xff"), 0)
 	testkit.NoError(t, err)
-	replicas := []policies.Replica{{ID: "r", Model: "m", Address: upstream(t, "r"), Capacity: policies.Capacity{KV: 400_000, Batch: 256}}}
+	address, _ := upstream(t, "r")
+	replicas := []policies.Replica{{ID: "r", Model: "m", Address: address, Capacity: policies.Capacity{KV: 400_000, Batch: 256}}}
 	st := store.New(store.NewMemory())
 	c, stop := plane(t, replicas, st, broken)
 	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: c.Addr().String()})

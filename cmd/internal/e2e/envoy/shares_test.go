@@ -1,26 +1,18 @@
 package envoy
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"math"
-	"net"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
 
-	"google.golang.org/grpc"
-
 	"github.com/cascadeinfer/cascade/engine/sim"
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/cache"
-	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
-	"github.com/cascadeinfer/cascade/xds/server"
 )
 
 // requests is how many picks are compared.
@@ -29,8 +21,6 @@ var requests = testkit.Size(2500, 10_000)
 const (
 	workers = 4 // connections to Envoy, whose threads balance each for itself
 	model   = "m"
-	// idHeader names the replica that answers.
-	idHeader = "x-test-replica"
 	// sigmas is how many standard deviations of a binomial distribution may lie between both shares.
 	sigmas = 5
 )
@@ -44,10 +34,8 @@ const drained = 3
 // TestEnvoyShares sends requests through a real Envoy and picks as many as the simulator does. Counts of a
 // replica that gets none must be equal, all others within the bound.
 func TestEnvoyShares(t *testing.T) {
-	envoytest.Binary(t)
-	replicas := startReplicas(t)
 	for _, draining := range []bool{false, true} {
-		envoy := startEnvoy(t, replicas, draining)
+		r := startHarnessOf(t, weighted(draining), "test", func(control string) string { return bootstrap(t, control) })
 		weight := func(i int) uint32 {
 			if draining && i == drained {
 				return 0
@@ -59,14 +47,29 @@ func TestEnvoyShares(t *testing.T) {
 			members[i] = i
 		}
 		t.Run(fmt.Sprintf("draining %v", draining), func(t *testing.T) {
-			real, want := send(t, envoy), make([]int, requests)
+			real, want := r.pick(t), make([]int, requests)
 			for i := range want {
 				want[i] = robin.Pick(members, weight)
 			}
 			compare(t, count(real), count(want))
 		})
-		envoy.Stop()
+		r.envoy.Stop()
 	}
+}
+
+// weighted returns a view of one stage, whose replicas r0, r1, … have the weights.
+func weighted(draining bool) resources.View {
+	v := resources.View{Models: []resources.Model{{Name: model, Context: 131_072}}}
+	var ids []policies.ReplicaID
+	for i := range weights {
+		e := resources.Endpoint{Replica: policies.Replica{ID: policies.ReplicaID(fmt.Sprint("r", i)), Model: model}, Weight: weights[i]}
+		if draining && i == drained {
+			e.Health = resources.Draining
+		}
+		ids, v.Endpoints = append(ids, e.ID), append(v.Endpoints, e)
+	}
+	v.Plans = []policies.Plan{policies.OneStagePlan(model, ids)}
+	return v
 }
 
 // count returns how many of the picks are of each replica.
@@ -91,18 +94,22 @@ func compare(t *testing.T, real, simulated []int) {
 	}
 }
 
-// send sends the requests, and returns which replica answered each.
-func send(t *testing.T, envoy *envoytest.Process) []int {
+// pick sends the requests, and returns which replica answered each.
+func (r *harness) pick(t *testing.T) []int {
 	t.Helper()
-	url := "http://" + envoy.Listener("test")
 	picks, errs := make([]int, requests), make([]error, workers)
 	var all sync.WaitGroup
 	for w := range workers {
 		all.Go(func() {
-			transport := &http.Transport{MaxConnsPerHost: 1} // its own connection
-			defer transport.CloseIdleConnections()
+			own := *r
+			own.client = http.Client{Transport: &http.Transport{MaxConnsPerHost: 1}} // its own connection
+			defer own.client.CloseIdleConnections()
 			for i := w; i < requests && errs[w] == nil; i += workers {
-				picks[i], errs[w] = ask(&http.Client{Transport: transport}, url)
+				got, err := own.send(http.MethodGet, "m.test", nil)
+				if _, failed := fmt.Sscanf(got.By, "r%d", &picks[i]); err == nil && failed != nil {
+					err = fmt.Errorf("%d: %s", got.Status, got.Raw)
+				}
+				errs[w] = err
 			}
 		})
 	}
@@ -111,63 +118,6 @@ func send(t *testing.T, envoy *envoytest.Process) []int {
 		testkit.NoError(t, err)
 	}
 	return picks
-}
-
-// ask sends one request, and returns which replica answered.
-func ask(client *http.Client, url string) (replica int, err error) {
-	resp, err := client.Get(url)
-	if err != nil {
-		return 0, err
-	}
-	defer resp.Body.Close()
-	if _, err := fmt.Sscanf(resp.Header.Get(idHeader), "%d", &replica); err != nil {
-		return 0, fmt.Errorf("%s: %w", resp.Status, err)
-	}
-	return replica, nil
-}
-
-// startReplicas starts the stage's replicas, which answer with their number, and returns their addresses.
-func startReplicas(t *testing.T) (addresses []string) {
-	t.Helper()
-	for i := range weights {
-		s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set(idHeader, fmt.Sprint(i))
-		}))
-		s.Config.Protocols = new(http.Protocols)
-		s.Config.Protocols.SetUnencryptedHTTP2(true)
-		s.Start()
-		t.Cleanup(s.Close)
-		addresses = append(addresses, s.Listener.Addr().String())
-	}
-	return addresses
-}
-
-// startEnvoy runs an Envoy that has the resources of a stage of these replicas.
-func startEnvoy(t *testing.T, replicas []string, draining bool) *envoytest.Process {
-	t.Helper()
-	view := resources.View{Models: []resources.Model{{Name: model, Context: 131_072}}}
-	var ids []policies.ReplicaID
-	for i, address := range replicas {
-		e := resources.Endpoint{
-			Replica: policies.Replica{ID: policies.ReplicaID(fmt.Sprint("r", i)), Model: model, Address: address},
-			Weight:  weights[i],
-		}
-		if draining && i == drained {
-			e.Health = resources.Draining
-		}
-		ids, view.Endpoints = append(ids, e.ID), append(view.Endpoints, e)
-	}
-	view.Plans = []policies.Plan{policies.OneStagePlan(model, ids)}
-	sets := cache.New(cache.Config{})
-	sets.Set("", testkit.Must(resources.Build(view)))
-	xds := testkit.Must(server.New(server.Config{Cache: sets}))
-	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
-	s, ctx := grpc.NewServer(), context.WithoutCancel(t.Context())
-	xds.Register(ctx, s)
-	ended := make(chan error, 1)
-	go func() { ended <- s.Serve(l) }()
-	t.Cleanup(func() { s.Stop(); testkit.NoError(t, <-ended) })
-	return envoytest.Start(t, envoytest.Config{Bootstrap: bootstrap(t, l.Addr().String())})
 }
 
 // bootstrap returns the production bootstrap with a listener of the test in place of the control plane's.
