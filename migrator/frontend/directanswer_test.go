@@ -229,15 +229,24 @@ func TestPassThroughAnswersSoon(t *testing.T) {
 			}
 		}
 	})
-	// An answer that has begun takes its time.
+	// An answer that has begun takes its time, and its client gets each piece at once.
 	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
 		e.pass(func(w http.ResponseWriter, _ *http.Request) {
+			io.WriteString(w, "soon")
 			w.(http.Flusher).Flush()
 			time.Sleep(4 * f.cfg.HangTimeout)
-			io.WriteString(w, "late")
+			io.WriteString(w, " late")
 		})
-		if got := <-f.call("GET", "/v1/responses/x", ""); got != "200  late" {
-			t.Error(got)
+		begun := time.Now()
+		resp := testkit.Must(f.client.Get("http://" + f.url + "/v1/responses/x"))
+		defer resp.Body.Close()
+		first := make([]byte, len("soon"))
+		testkit.Must(io.ReadFull(resp.Body, first))
+		if took := time.Since(begun); took > time.Second {
+			t.Errorf("the first piece came after %v", took)
+		}
+		if rest, err := io.ReadAll(resp.Body); string(first)+string(rest) != "soon late" || err != nil {
+			t.Errorf("%s%s, %v", first, rest, err)
 		}
 	})
 }

@@ -172,8 +172,8 @@ func (srv *Server) checkEngine(ctx context.Context, generate bool) checkResult {
 	return checkResult{srv.probeEngine(ctx, generate), generate, number}
 }
 
-// probeEngine returns why the engine cannot serve.
-func (srv *Server) probeEngine(ctx context.Context, generate bool) error {
+// askHealth returns what is wrong by the engine's own health check.
+func (srv *Server) askHealth(ctx context.Context) error {
 	path := srv.dialect().Capabilities().HealthPath
 	resp, err := srv.probeCall(ctx, http.MethodGet, path, "")
 	if err != nil {
@@ -183,13 +183,22 @@ func (srv *Server) probeEngine(ctx context.Context, generate bool) error {
 	if resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("GET %s of the engine: status %s", path, resp.Status)
 	}
+	return nil
+}
+
+// probeEngine returns why the engine cannot serve.
+func (srv *Server) probeEngine(ctx context.Context, generate bool) error {
+	if err := srv.askHealth(ctx); err != nil {
+		return err
+	}
 	if generate {
-		if err = srv.probeGeneration(ctx); err != nil {
+		if err := srv.probeGeneration(ctx); err != nil {
 			return err
 		}
 	}
 	started := !srv.ready.Load()
-	if err = srv.learnEngine(ctx, started); err == nil && started {
+	err := srv.learnEngine(ctx, started)
+	if err == nil && started {
 		srv.askLimits(ctx) // of what may be another engine than before
 	}
 	return err

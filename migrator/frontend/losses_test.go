@@ -105,6 +105,28 @@ func TestRequestOfDeath(t *testing.T) {
 	}
 }
 
+// TestAnswersOfDeadEngine checks an engine whose core dies, and whose HTTP server answers 500 to what it has: the proxy is
+// asked to send it to another one.
+func TestAnswersOfDeadEngine(t *testing.T) {
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
+		die := func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodPost {
+				e.unhealthy.Store(true)
+			}
+			http.Error(w, "EngineCore died", http.StatusInternalServerError)
+		}
+		e.set(nil, die)
+		e.pass(die)
+		for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
+			resp, got := f.post(path, `{"prompt":"x","n":2}`, length.AttemptHeader, "1")
+			if resp.StatusCode != http.StatusInternalServerError || got != "EngineCore died\n" || resp.Header.Get(length.RefusedHeader) != length.RefusedLost {
+				t.Errorf("%s: %s %v %q", path, resp.Status, resp.Header, got)
+			}
+			f.restart(e, nil)
+		}
+	})
+}
+
 // TestReportedLoss checks an engine that dies while a request waits for its first token, and whose HTTP server says so
 // in the stream, as stock vLLM's does: the proxy sends it to another one. Without a proxy the client gets the report.
 func TestReportedLoss(t *testing.T) {

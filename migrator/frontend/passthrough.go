@@ -32,8 +32,8 @@ func (srv *Server) relayResponse(w http.ResponseWriter, b openedLeg, l losses, k
 	if size := b.response.Header.Get("Content-Length"); size != "" {
 		w.Header().Set("Content-Length", size)
 	}
-	if b.local != nil && b.response.StatusCode == http.StatusServiceUnavailable {
-		l.here++ // by RFC 9110, section 15.6.4, the engine is unavailable, and this request may be why
+	if b.local != nil && srv.answersDead(b.response.StatusCode) {
+		l.here++ // this request may be why
 		l.mark(w.Header())
 	}
 	w.WriteHeader(b.response.StatusCode)
@@ -49,6 +49,18 @@ func (srv *Server) relayResponse(w http.ResponseWriter, b openedLeg, l losses, k
 			srv.log.Warn("unstreamed answers cannot be assembled from streams; their requests cannot migrate", "endpoint", key.endpoint.Path(), "reason", err)
 		}
 	}
+}
+
+// answersDead reports whether a status of the own engine means that it is unavailable: by RFC 9110, section 15.6.4, or
+// because its core has died. Then its HTTP server answers 500 to all requests that it has, and its health check fails.
+func (srv *Server) answersDead(status int) bool {
+	if status != http.StatusInternalServerError {
+		return status == http.StatusServiceUnavailable
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), srv.cfg.HealthTimeout)
+	defer cancel()
+	err := srv.askHealth(ctx)
+	return err != nil && !localfault.Is(err)
 }
 
 // flushWriter sends what is written to it at once.
