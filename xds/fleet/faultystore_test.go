@@ -32,7 +32,10 @@ func (c connection) CompareAndSwap(ctx context.Context, old store.Version, o sto
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.writes++
-	if c.fault == "hung" { // as a write in the kernel, which no context ends
+	if c.fault == "hung" || c.fault == "stuck" { // as a write in the kernel, which no context ends
+		if c.fault == "stuck" {
+			ctx = context.WithoutCancel(ctx)
+		}
 		works := c.works
 		c.mu.Unlock()
 		<-works

@@ -51,9 +51,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 //	confirm a [DIGEST]        an operator confirms the list that a holds back
 //	requests a …              prints how many requests were counted
 //	refuse a VERSION          a proxy of a refused this version of a cluster
-//	store works|conflict|full|read-only|unreadable|slow|hung|late  what the store does;
+//	store works|conflict|full|read-only|unreadable|slow|hung|stuck|late  what the store does;
 //	                          slow: the watch delivers only with the command deliver;
-//	                          hung: writes do not return; late: they are made after
+//	                          hung: writes do not return, and fail then; stuck: they
+//	                          are made when the store works; late: they are made after
 //	                          0.1 s, and return 0.5 s after the watch has their objects
 //	deliver                   delivers what the watch has read
 //	write 9 r0 | r1           another server writes a plan
@@ -187,7 +188,7 @@ func (w *world) do(d *datadriven.TestData) {
 		switch w.store.fault = words[0]; words[0] {
 		case "slow":
 			w.store.delivered = make(chan struct{})
-		case "hung":
+		case "hung", "stuck":
 			w.store.works = make(chan struct{})
 		}
 		w.store.mu.Unlock()

@@ -40,6 +40,9 @@ func (w *world) show(names []string) {
 		if m.Pin != nil {
 			notes = append(notes, "pinned by "+m.Pin.By)
 		}
+		if now.Leadership.NameTaken {
+			notes = append(notes, "another control plane has its name")
+		}
 		if h := now.Held; h != nil {
 			notes = append(notes, "held: "+h.Text)
 		}

@@ -111,10 +111,7 @@ func NewState(rules Rules) (*State, error) {
 	rules = rules.withDefaults()
 	s := &State{rules: rules, registry: fleetstate.New(fleetstate.Config{Grace: rules.Grace, HalfLife: rules.HalfLife, Shared: rules.Shared})}
 	if rules.Shared {
-		var err error
-		if s.lease, err = store.NewLeaseMachine(store.LeaseConfig{Self: rules.Name}); err != nil {
-			return nil, fmt.Errorf("fleet: %w", err)
-		}
+		s.lease = store.NewLeaseMachine(rules.Name)
 	}
 	policy, err := planner.PolicyNamed(rules.Policy)
 	if err != nil {

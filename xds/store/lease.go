@@ -1,42 +1,14 @@
 package store
 
-import (
-	"cmp"
-	"errors"
-	"fmt"
-	"time"
-)
+import "time"
 
-// Defaults of Config.
+// Times of a lease, by the wall clock: leases do not run faster in emulated fleets.
 const (
-	LeaseTerm    = 3 * time.Second
-	LeaseRenewal = time.Second
+	// LeaseTerm is how long a lease that is not renewed keeps others from planning.
+	LeaseTerm = 3 * time.Second
+	// leaseRenewal is the time between two renewals, at most a third of the term.
+	leaseRenewal = time.Second
 )
-
-// LeaseConfig is the configuration of a Machine. Times are wall clock: leases do not run
-// faster in emulated fleets.
-type LeaseConfig struct {
-	// Self is the name of this control plane, unique among those of a store. Required.
-	Self string
-	// Term is how long a lease that is not renewed keeps others from planning. 0
-	// means 3 s.
-	Term time.Duration
-	// Renew is the time between two renewals, at most a third of Term. 0 means
-	// 1 s, or a third of Term if that is less.
-	Renew time.Duration
-}
-
-func (c LeaseConfig) withDefaults() (LeaseConfig, error) {
-	if c.Self == "" {
-		return c, errors.New("lease: Self is empty; give this control plane a unique name")
-	}
-	c.Term = cmp.Or(c.Term, LeaseTerm)
-	c.Renew = cmp.Or(c.Renew, min(LeaseRenewal, c.Term/3))
-	if c.Renew <= 0 || c.Renew > c.Term/3 {
-		return c, fmt.Errorf("lease: Renew is %v and Term is %v; a term must be at least three renewals long", c.Renew, c.Term)
-	}
-	return c, nil
-}
 
 func (l Lease) equal(o Lease) bool { return l.Holder == o.Holder && l.Expires.Equal(o.Expires) }
 
@@ -52,25 +24,23 @@ func (l Lease) equal(o Lease) bool { return l.Holder == o.Holder && l.Expires.Eq
 // changed, so that clocks need not show the same time; and a holder that cannot renew stops leading a third of the term
 // before another may begin. It is not safe for concurrent use.
 type LeaseMachine struct {
-	c         LeaseConfig
+	self      string
 	observed  bool      // the store was read
 	stored    Lease     // what is stored, as far as known
 	changedAt time.Time // when it was seen to change, by the own clock
 	held      bool      // stored was written here
 	renewedAt time.Time // when the write of stored began; for held
-	next      Lease     // the last one returned by Next, at the time nextAt
-	nextAt    time.Time
 	retryAt   time.Time // no write before, after one that failed
+
+	// next is the lease that every write has until one of them is known to be stored: also a write that was reported
+	// as failed may be stored, and seen long after others have failed. The zero value means that there is none.
+	next            Lease
+	firstAt, lastAt time.Time // when Next returned it first and last
 }
 
-// NewLeaseMachine returns a machine that has read nothing.
-func NewLeaseMachine(c LeaseConfig) (*LeaseMachine, error) {
-	c, err := c.withDefaults()
-	if err != nil {
-		return nil, err
-	}
-	return &LeaseMachine{c: c}, nil
-}
+// NewLeaseMachine returns a machine that has read nothing. self is the name of this control plane, unique among those of
+// a store.
+func NewLeaseMachine(self string) *LeaseMachine { return &LeaseMachine{self: self} }
 
 // WriteDue reports whether the lease should be written now: to renew it, or to take one
 // that expired or that no control plane holds. The time now must not decrease between
@@ -80,59 +50,62 @@ func (m *LeaseMachine) WriteDue(now time.Time) bool {
 	case !m.observed || now.Before(m.retryAt):
 		return false
 	case m.held:
-		return now.Sub(m.renewedAt) >= m.c.Renew
+		return now.Sub(m.renewedAt) >= leaseRenewal
 	}
-	return m.Free(now)
-}
-
-// Free reports whether no other control plane has a lease in force.
-func (m *LeaseMachine) Free(now time.Time) bool {
-	return m.observed && (m.held || m.stored.Holder == "" || now.Sub(m.changedAt) >= m.c.Term)
+	return m.stored.Holder == "" || now.Sub(m.changedAt) >= LeaseTerm
 }
 
 // Leads reports whether this control plane may plan.
 func (m *LeaseMachine) Leads(now time.Time) bool {
-	return m.held && now.Sub(m.renewedAt) < m.c.Term-m.c.Term/3
+	return m.held && now.Sub(m.renewedAt) < LeaseTerm-LeaseTerm/3
 }
 
 // Next returns the lease to write now. A holder includes it in every object that it
 // writes. The result of the write is reported by Written, WriteFailed or Observe.
 func (m *LeaseMachine) Next(now time.Time) Lease {
-	expires := now.Add(m.c.Term).UTC().Round(0)
-	if m.stored.Holder == m.c.Self && !expires.After(m.stored.Expires) {
+	m.lastAt = now
+	if m.next != (Lease{}) {
+		return m.next
+	}
+	expires := now.Add(LeaseTerm).UTC().Round(0)
+	if m.stored.Holder == m.self && !expires.After(m.stored.Expires) {
 		// If the wall clock was set back, a renewal must still change the lease.
 		expires = m.stored.Expires.Add(time.Nanosecond)
 	}
-	m.next, m.nextAt = Lease{m.c.Self, expires}, now
+	m.next, m.firstAt = Lease{m.self, expires}, now
 	return m.next
 }
 
 // Written says that the object with the last Next was stored. The lease counts from
 // that Next, however long the write took.
-func (m *LeaseMachine) Written() {
-	m.observed, m.stored, m.changedAt, m.held, m.renewedAt, m.retryAt = true, m.next, m.nextAt, true, m.nextAt, time.Time{}
+func (m *LeaseMachine) Written() { m.written(m.lastAt) }
+
+// written says that a write of next was stored that began at a moment.
+func (m *LeaseMachine) written(at time.Time) {
+	m.observed, m.stored, m.changedAt, m.held, m.renewedAt = true, m.next, at, true, at
+	m.next, m.retryAt = Lease{}, time.Time{}
 }
 
-// WriteFailed says that the object with the last Next was not stored. The write is
+// WriteFailed says that the object with the last Next was not stored, as far as is known. The write is
 // retried after a delay, or when another object is observed.
-func (m *LeaseMachine) WriteFailed(now time.Time) { m.retryAt = now.Add(m.c.Renew / 2) }
+func (m *LeaseMachine) WriteFailed(now time.Time) { m.retryAt = now.Add(leaseRenewal / 2) }
 
 // Observe says that the store has the lease l, whichever control plane wrote it.
 func (m *LeaseMachine) Observe(now time.Time, l Lease) {
 	first := !m.observed
 	m.observed = true
-	if !first && l.equal(m.stored) {
-		m.retryAt = time.Time{} // something else in the object has changed
+	switch {
+	case !first && l.equal(m.stored): // something else in the object has changed
+		m.retryAt = time.Time{}
+		return
+	case m.next != (Lease{}) && l.equal(m.next): // stored after all, although the write was reported as failed
+		m.written(m.firstAt)
 		return
 	}
-	if l.equal(m.next) {
-		m.Written() // stored after all, although the write was reported as failed
-		return
-	}
-	m.stored, m.changedAt, m.held, m.retryAt = l, now, false, time.Time{}
-	if first && l.Holder == m.c.Self {
+	m.stored, m.changedAt, m.held, m.next, m.retryAt = l, now, false, Lease{}, time.Time{}
+	if first && l.Holder == m.self {
 		// An earlier process of this control plane held the lease, and no longer plans.
-		m.changedAt = now.Add(-m.c.Term)
+		m.changedAt = now.Add(-LeaseTerm)
 	}
 }
 
@@ -143,7 +116,7 @@ func (m *LeaseMachine) Holder() (holder string, since time.Time) { return m.stor
 // Leader returns the control plane that holds a lease in force, as far as is known here;
 // "" if none does.
 func (m *LeaseMachine) Leader(now time.Time) string {
-	if m.held && !m.Leads(now) || !m.held && now.Sub(m.changedAt) >= m.c.Term {
+	if m.held && !m.Leads(now) || !m.held && now.Sub(m.changedAt) >= LeaseTerm {
 		return ""
 	}
 	return m.stored.Holder
@@ -151,4 +124,4 @@ func (m *LeaseMachine) Leader(now time.Time) string {
 
 // NameTaken reports whether another control plane uses the name of this one. Both would
 // then take the lease from each other whenever it expires.
-func (m *LeaseMachine) NameTaken() bool { return m.observed && !m.held && m.stored.Holder == m.c.Self }
+func (m *LeaseMachine) NameTaken() bool { return m.observed && !m.held && m.stored.Holder == m.self }

@@ -65,12 +65,8 @@ func (c *cluster) do(d *datadriven.TestData) {
 		}
 	case "start":
 		s := c.byName[f[1]]
-		m, err := NewLeaseMachine(LeaseConfig{Self: s.name})
-		if err != nil {
-			d.Fatalf(c.t, "%v", err)
-		}
-		s.m, s.led = m, false
-		m.Observe(c.clock(s), c.stored)
+		s.m, s.led = NewLeaseMachine(s.name), false
+		s.m.Observe(c.clock(s), c.stored)
 		c.tick(s)
 	case "stop":
 		c.byName[f[1]].m = nil
@@ -145,18 +141,6 @@ func (c *cluster) say(format string, args ...any) {
 	fmt.Fprintf(&c.out, "%v %s\n", c.now.Sub(start), fmt.Sprintf(format, args...))
 }
 
-func TestLeaseConfig(t *testing.T) {
-	for _, c := range []LeaseConfig{{}, {Self: "a", Term: time.Second, Renew: time.Second}, {Self: "a", Term: -1}, {Self: "a", Renew: -1}} {
-		if _, err := NewLeaseMachine(c); err == nil {
-			t.Errorf("%+v is taken", c)
-		}
-	}
-	m, err := NewLeaseMachine(LeaseConfig{Self: "a", Term: time.Second})
-	if err != nil || m.c.Renew != time.Second/3 {
-		t.Errorf("%+v, %v", m, err)
-	}
-}
-
 // TestOneLeads runs control planes whose clocks run at different rates and show
 // different times, with random pauses, slow, lost and failing writes, and lagging
 // watches. At no moment do two of them believe that they lead, and after a while
@@ -178,6 +162,13 @@ type node struct {
 	version int           // of the object that it knows
 	seen    int           // versions that its watch has delivered
 	write   *write        // in progress
+	issued  map[Lease]bool
+}
+
+// start begins a process of the control plane, which knows nothing.
+func (n *node) start() {
+	n.m, n.issued = NewLeaseMachine(n.name), make(map[Lease]bool)
+	n.write, n.seen, n.version = nil, -1, 0
 }
 
 type write struct {
@@ -204,10 +195,10 @@ func oneLeads(t *testing.T, seed uint64) {
 	var nodes []*node
 	for i := range 3 {
 		n := &node{
-			name: string(rune('a' + i)), rate: 0.85 + 0.4*rng.Float64(), lag: time.Duration(rng.IntN(300)) * time.Millisecond,
-			base: start.Add(time.Duration(rng.IntN(7200)-3600) * time.Second), seen: -1,
+			name: string(rune('a' + i)), rate: 0.85 + 0.4*rng.Float64(), lag: time.Duration(rng.IntN(900)) * time.Millisecond,
+			base: start.Add(time.Duration(rng.IntN(7200)-3600) * time.Second),
 		}
-		n.m, _ = NewLeaseMachine(LeaseConfig{Self: n.name})
+		n.start()
 		nodes = append(nodes, n)
 	}
 	quiet := time.Duration(0) // when the last fault happened
@@ -222,6 +213,9 @@ func oneLeads(t *testing.T, seed uint64) {
 			n.step(rng, now, calm, &versions)
 			if n.m.Leads(n.clock(now)) {
 				leaders += n.name
+			}
+			if n.m.NameTaken() && n.issued[n.m.stored] {
+				t.Fatalf("seed %d: at %v %s takes its own lease for that of another control plane", seed, now, n.name)
 			}
 		}
 		if len(leaders) > 1 {
@@ -250,8 +244,7 @@ func (n *node) step(rng *rand.Rand, now time.Duration, calm bool, versions *[]si
 		n.paused = now + time.Duration(rng.IntN(5000))*time.Millisecond
 	}
 	if !calm && rng.IntN(400) == 0 { // the node crashes and restarts without any state
-		n.m, _ = NewLeaseMachine(LeaseConfig{Self: n.name})
-		n.write, n.seen, n.version = nil, -1, 0
+		n.start()
 		n.paused = now + time.Duration(rng.IntN(4000))*time.Millisecond
 		return
 	}
@@ -281,6 +274,7 @@ func (n *node) step(rng *rand.Rand, now time.Duration, calm bool, versions *[]si
 	}
 	if n.m.WriteDue(clock) {
 		w := &write{lease: n.m.Next(clock), old: n.version, commit: now, reply: now}
+		n.issued[w.lease] = true
 		if !calm {
 			w.commit = now + time.Duration(rng.IntN(400))*time.Millisecond
 			if rng.IntN(10) == 0 {

@@ -146,7 +146,7 @@ func (p *simPlane) clock(now time.Duration) time.Time {
 
 // restart begins a new process of a control plane, which knows nothing.
 func (s *simulation) restart(p *simPlane) {
-	p.m, _ = NewLeaseMachine(LeaseConfig{Self: p.name})
+	p.m = NewLeaseMachine(p.name)
 	p.life++
 	p.version, p.writing, p.updates = -1, 0, nil
 	s.poll(p)
@@ -165,7 +165,7 @@ func (s *simulation) tick(p *simPlane) {
 			p.asleep = s.now + s.upTo(5*time.Second)
 		case s.fault(250):
 			p.life++ // dead
-			p.m, _ = NewLeaseMachine(LeaseConfig{Self: p.name})
+			p.m = NewLeaseMachine(p.name)
 			s.after(s.upTo(4*time.Second), func() { s.restart(p) })
 			return
 		}

@@ -37,8 +37,7 @@ func NewElection(t *testing.T) *Election {
 func (e *Election) Add(name string, off time.Duration, s store.Plans) {
 	self := e.n
 	e.n++
-	m, err := store.NewLeaseMachine(store.LeaseConfig{Self: name})
-	testkit.NoError(e.t, err)
+	m := store.NewLeaseMachine(name)
 	e.wg.Go(func() {
 		clock := func() time.Time { return time.Now().Add(off) }
 		updates := s.Watch(e.ctx)
