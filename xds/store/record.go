@@ -99,75 +99,71 @@ func checkUniqueName[T ~string](seen map[T]bool, what string, name T) error {
 	return nil
 }
 
-func checkReplicaIDs(list []policies.ReplicaID) error {
+// checkEach checks a list whose entries have unique names; check may be nil.
+func checkEach[E any, N ~string](list []E, what string, name func(E) N, check func(E) error) error {
 	if len(list) > maxReplicas {
-		return fmt.Errorf("more than %d replicas", maxReplicas)
+		return fmt.Errorf("more than %d entries", maxReplicas)
 	}
-	seen := make(map[policies.ReplicaID]bool, len(list))
-	for _, r := range list {
-		if err := checkUniqueName(seen, "replica id", r); err != nil {
+	seen := make(map[N]bool, len(list))
+	for _, e := range list {
+		err := checkUniqueName(seen, what, name(e))
+		if err == nil && check != nil {
+			err = check(e)
+		}
+		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func checkReplicaIDs(list []policies.ReplicaID) error {
+	return checkEach(list, "replica id", func(id policies.ReplicaID) policies.ReplicaID { return id }, nil)
 }
 
 func (o Object) validateWeights() error {
-	if len(o.Weights) > maxReplicas {
-		return fmt.Errorf("more than %d replicas", maxReplicas)
-	}
-	seen := make(map[policies.ReplicaID]bool, len(o.Weights))
-	for _, w := range o.Weights {
-		if err := checkUniqueName(seen, "replica id", w.Replica); err != nil {
-			return err
-		}
+	return checkEach(o.Weights, "replica id", func(w Weight) policies.ReplicaID { return w.Replica }, func(w Weight) error {
 		if w.Weight < 1 || w.Weight > maxWeight {
 			return fmt.Errorf("replica %.60q: weight %d: must be 1 to %d", w.Replica, w.Weight, maxWeight)
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 func (o Object) validateRatios() error {
-	seen := make(map[string]bool, len(o.Ratios))
-	for _, r := range o.Ratios {
-		if err := checkUniqueName(seen, "model", r.Model); err != nil {
-			return err
-		}
+	return checkEach(o.Ratios, "model", func(r Ratio) string { return r.Model }, func(r Ratio) error {
 		if r.Milli < 1 || r.Milli > maxRatio {
 			return fmt.Errorf("model %.60q: %d bytes per 1,000 tokens: must be 1 to %d", r.Model, r.Milli, maxRatio)
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 func (o Object) validateCounts() error {
-	seen := make(map[string]bool, len(o.Counts))
-	for _, c := range o.Counts {
-		if err := checkUniqueName(seen, "model", c.Model); err != nil {
-			return err
-		}
+	return checkEach(o.Counts, "model", func(c RequestCount) string { return c.Model }, func(c RequestCount) error {
 		if c.Requests > maxRequests {
 			return fmt.Errorf("model %.60q: %d requests: must be at most %d", c.Model, c.Requests, uint64(maxRequests))
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 func (o Object) validatePins() error {
-	seen := make(map[string]bool, len(o.Pins))
-	for _, p := range o.Pins {
-		if err := checkUniqueName(seen, "model", p.Model); err != nil {
-			return err
-		}
+	return checkEach(o.Pins, "model", func(p Pin) string { return p.Model }, func(p Pin) error {
 		if len(p.By) > MaxText {
 			return fmt.Errorf("model %.60q: the operator must have at most %d bytes", p.Model, MaxText)
 		}
-		if err := p.FormerPlan.validate(o.Epoch); err != nil {
-			return err
+		return p.FormerPlan.validate(o.Epoch)
+	})
+}
+
+func (o Object) validateHolds() error {
+	return checkEach(o.Holds, "model", func(h Hold) string { return h.Model }, func(h Hold) error {
+		if h.For < 0 || h.For > maxHold {
+			return fmt.Errorf("model %.60q: hold of %v: must be 0 to %v", h.Model, h.For, maxHold)
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 func validateCuts(cuts []policies.Tokens) error {
@@ -227,19 +223,6 @@ func (p FormerPlan) validate(newest policies.Epoch) error {
 func (p FormerPlan) clone() FormerPlan {
 	p.Cuts, p.Counts = slices.Clone(p.Cuts), slices.Clone(p.Counts)
 	return p
-}
-
-func (o Object) validateHolds() error {
-	seen := make(map[string]bool, len(o.Holds))
-	for _, h := range o.Holds {
-		if err := checkUniqueName(seen, "model", h.Model); err != nil {
-			return err
-		}
-		if h.For < 0 || h.For > maxHold {
-			return fmt.Errorf("model %.60q: hold of %v: must be 0 to %v", h.Model, h.For, maxHold)
-		}
-	}
-	return nil
 }
 
 // validate checks the bounds of a reason.

@@ -14,7 +14,8 @@ import (
 // that is not answered is sent again, a late copy of it may still arrive when the writer has
 // given up, and an answer may say that an earlier copy was stored. Clocks show times up to an
 // hour off and run at different rates; control planes pause, crash and start again. At no
-// moment do two believe that they lead, and without faults one of them soon does.
+// moment do two believe that they lead, and without faults one of them soon does. None takes a
+// lease that it has written for that of another control plane with its name.
 func TestNeverTwoPlanners(t *testing.T) {
 	seeds := uint64(300)
 	if os.Getenv("CASCADE_TEST_ALL") != "" {
@@ -87,6 +88,7 @@ type simulation struct {
 type simPlane struct {
 	name   string
 	m      *LeaseMachine
+	issued map[Lease]bool // by m
 	base   time.Time
 	rate   float64
 	life   int           // number of restarts: messages to an earlier life are dropped
@@ -126,6 +128,9 @@ func (s *simulation) run() error {
 			if p.m.Leads(p.clock(s.now)) {
 				leaders += p.name
 			}
+			if p.m.NameTaken() && p.issued[p.m.stored] {
+				return fmt.Errorf("at %v %s takes its own lease for that of another control plane", s.now, p.name)
+			}
 		}
 		if len(leaders) > 1 {
 			return fmt.Errorf("at %v both of %q lead", s.now, leaders)
@@ -146,7 +151,7 @@ func (p *simPlane) clock(now time.Duration) time.Time {
 
 // restart begins a new process of a control plane, which knows nothing.
 func (s *simulation) restart(p *simPlane) {
-	p.m = NewLeaseMachine(p.name)
+	p.m, p.issued = NewLeaseMachine(p.name), make(map[Lease]bool)
 	p.life++
 	p.version, p.writing, p.updates = -1, 0, nil
 	s.poll(p)
@@ -165,7 +170,7 @@ func (s *simulation) tick(p *simPlane) {
 			p.asleep = s.now + s.upTo(5*time.Second)
 		case s.fault(250):
 			p.life++ // dead
-			p.m = NewLeaseMachine(p.name)
+			p.m, p.issued = NewLeaseMachine(p.name), nil
 			s.after(s.upTo(4*time.Second), func() { s.restart(p) })
 			return
 		}
@@ -194,7 +199,7 @@ func (s *simulation) act(p *simPlane) {
 	}
 	s.writes++
 	w := &simWrite{number: s.writes, from: p.version, lease: p.m.Next(p.clock(s.now)), by: p, life: p.life}
-	p.writing = w.number
+	p.writing, p.issued[w.lease] = w.number, true
 	for _, at := range simAttempts {
 		s.after(at, func() {
 			if w.waiting() {
