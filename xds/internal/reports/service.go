@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -68,10 +69,11 @@ func (s *Service) Counts() (accepted, refused uint64) { return s.counter.Counts(
 
 // session is one report stream that reports for a replica.
 type session struct {
-	cancel context.CancelCauseFunc
+	cancel     context.CancelCauseFunc
+	lastReport atomic.Pointer[time.Time]
 
-	mu         sync.Mutex
-	lastReport time.Time
+	handling chan struct{} // capacity 1: full while a report of the stream is handled
+	replaced bool          // by a newer stream; owned by whoever fills handling
 }
 
 var errReplaced = status.Error(codes.Aborted, "a newer stream reports for this replica")
@@ -115,8 +117,7 @@ func (s *Service) serve(stream api.Fleet_ReportServer) error {
 		if !budget.Spend(time.Now()) {
 			return status.Errorf(codes.ResourceExhausted, "load report: more than %d reports a second", reportRate)
 		}
-		own.touch()
-		reply, err := s.handler.HandleReport(ctx, report)
+		reply, err := s.handle(ctx, own, report)
 		if err != nil {
 			return err
 		}
@@ -127,18 +128,38 @@ func (s *Service) serve(stream api.Fleet_ReportServer) error {
 	}
 }
 
-// claim makes a stream the one that reports for a replica.
-func (s *Service) claim(id policies.ReplicaID, cancel context.CancelCauseFunc) (*session, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if old := s.streams[id]; old != nil {
-		if time.Since(old.touched()) < TakeOver {
-			return nil, status.Errorf(codes.AlreadyExists, "another stream reports for replica %q: give every front end an id of its own", id)
-		}
-		old.cancel(errReplaced)
+// handle passes a report on, unless a newer stream has replaced the one that it came by.
+func (s *Service) handle(ctx context.Context, own *session, report loadreport.Report) (loadreport.Reply, error) {
+	own.touch()
+	own.handling <- struct{}{}
+	defer func() { <-own.handling }()
+	if own.replaced {
+		return loadreport.Reply{}, errReplaced
 	}
-	own := &session{cancel: cancel, lastReport: time.Now()}
+	return s.handler.HandleReport(ctx, report)
+}
+
+// claim makes a stream the one that reports for a replica. It waits until a report of the stream before has been
+// handled: behind one of the new stream, its counters would look like those of a front end that has restarted.
+func (s *Service) claim(id policies.ReplicaID, cancel context.CancelCauseFunc) (*session, error) {
+	own := &session{cancel: cancel, handling: make(chan struct{}, 1)}
+	own.touch()
+	own.handling <- struct{}{}
+	defer func() { <-own.handling }()
+	s.mu.Lock()
+	old := s.streams[id]
+	if old != nil && time.Since(*old.lastReport.Load()) < TakeOver {
+		s.mu.Unlock()
+		return nil, status.Errorf(codes.AlreadyExists, "another stream reports for replica %q: give every front end an id of its own", id)
+	}
 	s.streams[id] = own
+	s.mu.Unlock()
+	if old != nil {
+		old.cancel(errReplaced)
+		old.handling <- struct{}{}
+		old.replaced = true
+		<-old.handling
+	}
 	return own, nil
 }
 
@@ -157,13 +178,6 @@ func (s *Service) release(id policies.ReplicaID, own *session) {
 }
 
 func (s *session) touch() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lastReport = time.Now()
-}
-
-func (s *session) touched() time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.lastReport
+	now := time.Now()
+	s.lastReport.Store(&now)
 }
