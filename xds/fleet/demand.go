@@ -37,6 +37,7 @@ type demandMeter struct {
 type demandCount struct {
 	ended, refused   uint64
 	waiting, running int
+	reporting        int // replicas whose last report still counts: waiting and running are theirs
 }
 
 // admittedSince returns how many requests the replicas have taken since an earlier moment. Front ends count
@@ -48,7 +49,7 @@ func (c demandCount) admittedSince(first demandCount) float64 {
 // step measures the demand. missing says that the model has fewer replicas than it needs.
 func (d *demandMeter) step(now time.Time, c demandCount, missing bool) {
 	first, seconds := d.counts.add(now, c, demandSample, demandWindow, func(before demandCount) bool {
-		return c.ended < before.ended || c.refused < before.refused
+		return c.ended < before.ended || c.refused < before.refused || c.reporting < before.reporting
 	})
 	admitted, refused := c.admittedSince(first), float64(c.refused-first.refused)
 	d.demand = Demand{Refused: c.refused}
@@ -72,7 +73,9 @@ func (s *State) measure(now time.Time) {
 			if r.Model == m.Name {
 				ended, refused := r.Counted()
 				c.ended, c.refused = c.ended+ended, c.refused+refused
-				c.waiting, c.running = c.waiting+r.Report.Load.Waiting, c.running+r.Report.Load.Running
+				if s.registry.Fresh(now, r) { // no request waits at a replica that has died
+					c.waiting, c.running, c.reporting = c.waiting+r.Report.Load.Waiting, c.running+r.Report.Load.Running, c.reporting+1
+				}
 				total.Service = total.Service.Plus(r.Service())
 			}
 		}
@@ -93,8 +96,8 @@ type sample[T any] struct {
 }
 
 // add samples a count, at most once per interval, and returns the oldest sample of the span with its age in seconds.
-// fallen reports whether the count is lower than before: then a replica has left with its counters, and the span
-// begins anew.
+// fallen reports whether the count is lower than before: then a replica has left or died with its counters, and the
+// span begins anew.
 func (w *window[T]) add(now time.Time, count T, interval, span time.Duration, fallen func(before T) bool) (first T, age float64) {
 	n := len(w.samples)
 	if n > 0 && fallen(w.samples[n-1].count) {

@@ -4,6 +4,9 @@ import (
 	"math"
 	"testing"
 	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // TestDemand checks when a model is overloaded: within 10 s of the first refusals, until 10 s after the last
@@ -61,5 +64,33 @@ func TestDemand(t *testing.T) {
 	}
 	if d.demand.Rate != 10 || d.demand.Overloaded {
 		t.Errorf("after a replica has left with its counters: %+v", d.demand)
+	}
+}
+
+// TestDemandOfDeadReplica checks that the requests which waited at a replica count no more when it has died.
+func TestDemandOfDeadReplica(t *testing.T) {
+	s := testState(t, PolicyDefault)
+	reports := map[policies.ReplicaID]*loadreport.Report{}
+	for _, id := range []policies.ReplicaID{"r0", "r1"} {
+		reports[id] = &loadreport.Report{Replica: id, Model: "m", EngineReady: true, Load: policies.Load{Waiting: 50, Running: 10}}
+	}
+	now := start
+	wait := func(seconds int) Demand {
+		for range 4 * seconds {
+			now = now.Add(250 * time.Millisecond)
+			for _, r := range reports {
+				r.Flow.Seen++
+				settleState(s, now, Reported{*r})
+			}
+			settleState(s, now, Tick{})
+		}
+		return s.Snapshot(now).Models[0].Demand
+	}
+	if d := wait(20); math.Abs(d.Rate-8) > 0.1 || math.Abs(d.Queue.Seconds()-12.5) > 0.5 {
+		t.Errorf("two replicas: %+v", d)
+	}
+	delete(reports, "r1")
+	if d := wait(20); math.Abs(d.Rate-4) > 0.1 || math.Abs(d.Queue.Seconds()-12.5) > 0.5 {
+		t.Errorf("one of them is dead: %+v", d)
 	}
 }

@@ -31,7 +31,7 @@ func FuzzReport(f *testing.F) {
 			return
 		}
 		var log fleetstate.MigrationLog
-		log.Add(start, r.Migrations)
+		log.Add(start, r.Replica, r.Migrations)
 		if n := len(log.Newest(time.Time{}, 1000)); n > loadreport.MaxMigrations {
 			t.Errorf("%d migrations of one report", n)
 		}

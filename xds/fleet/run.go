@@ -224,7 +224,7 @@ func (f *Fleet) handleMessage(ctx context.Context, m message) {
 		}
 		id := ev.Report.Replica
 		f.mu.Lock()
-		f.migrations.Add(now, ev.Report.Migrations)
+		f.migrations.Add(now, id, ev.Report.Migrations)
 		f.slotReports[id] = policyslots.Report{Node: string(id), At: now, Statuses: ev.Report.Slots}
 		f.mu.Unlock()
 		ev.Report.Migrations, ev.Report.Slots = nil, nil // the State does not use them

@@ -11,13 +11,17 @@ import (
 )
 
 // SlotReports returns the last state of the policy slots that the migrator of each
-// configured replica reported, sorted by replica. It forgets those of other replicas.
+// configured replica reported, sorted by replica. It forgets what other replicas reported.
 func (f *Fleet) SlotReports() []policyslots.Report {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	maps.DeleteFunc(f.slotReports, func(id policies.ReplicaID, _ policyslots.Report) bool {
-		return !slices.ContainsFunc(f.replicas, func(r policies.Replica) bool { return r.ID == id })
-	})
+	configured := make(map[policies.ReplicaID]bool, len(f.replicas))
+	for _, r := range f.replicas {
+		configured[r.ID] = true
+	}
+	left := func(id policies.ReplicaID) bool { return !configured[id] }
+	maps.DeleteFunc(f.slotReports, func(id policies.ReplicaID, _ policyslots.Report) bool { return left(id) })
+	f.migrations.Forget(left)
 	out := slices.Collect(maps.Values(f.slotReports))
 	slices.SortFunc(out, func(a, b policyslots.Report) int { return cmp.Compare(a.Node, b.Node) })
 	return out

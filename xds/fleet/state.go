@@ -210,7 +210,7 @@ func (s *State) handleNotStored(now time.Time) {
 	}
 	for _, m := range s.models {
 		if m.planOrder != nil {
-			s.restoreHold(m, s.object.Holds)
+			s.restoreHold(now, m, s.object.Holds)
 		}
 	}
 	s.proposal, s.retryAt, s.needsRepair = nil, now.Add(retryDelay), true
@@ -227,7 +227,7 @@ func (s *State) handleStored(now time.Time, o store.Object) {
 	s.applyObject(now, o, own)
 	if !own {
 		for _, m := range s.models {
-			s.restoreHold(m, o.Holds)
+			s.restoreHold(now, m, o.Holds)
 		}
 	}
 	for _, m := range s.models {
@@ -262,12 +262,13 @@ func (s *State) handleStored(now time.Time, o store.Object) {
 	s.registry.Forget(now)
 }
 
-// restoreHold sets the hold-off of a model's planner to the stored one, or to none.
-func (s *State) restoreHold(m *model, holds []store.Hold) {
+// restoreHold sets the hold-off of a model's planner to the stored one, or to none. None lasts longer than its length
+// from now, whatever the clock of its writer showed.
+func (s *State) restoreHold(now time.Time, m *model, holds []store.Hold) {
 	var until, length policies.Micros
 	for _, h := range holds {
 		if h.Model == m.Name {
-			until, length = s.micros(h.Until), micros(h.For)
+			until, length = min(s.micros(h.Until), s.micros(now.Add(h.For))), micros(h.For)
 		}
 	}
 	m.planner.RestoreHold(until, length)

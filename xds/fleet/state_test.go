@@ -8,6 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -68,4 +69,20 @@ func carryOut(e Effects) Event {
 	}
 	e.Plan.Run()
 	return Planned{}
+}
+
+// TestHoldOfOtherClock checks that a hold-off which was stored by a clock that is ahead lasts no longer than it would have
+// there.
+func TestHoldOfOtherClock(t *testing.T) {
+	for stored, want := range map[time.Duration]time.Duration{30 * time.Second: 30 * time.Second, 24 * time.Hour: time.Minute} {
+		s := testState(t, PolicyDefault)
+		now := start.Add(10 * time.Second)
+		o := s.object
+		o.Holds = []store.Hold{{Model: "m", Until: now.Add(stored), For: time.Minute}}
+		settleState(s, now, Stored{o})
+		until, length, ok := s.model("m").planner.Hold()
+		if got := duration(until - s.micros(now)); !ok || got != want || duration(length) != time.Minute {
+			t.Errorf("stored for another %v: held for %v of %v, want %v", stored, got, duration(length), want)
+		}
+	}
 }

@@ -2,10 +2,12 @@ package fleetstate
 
 import (
 	"cmp"
+	"hash/maphash"
 	"maps"
 	"slices"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
@@ -16,11 +18,45 @@ const maxMigrations = 512
 // for concurrent use.
 //
 // Invariants: it holds at most 512 migrations, each once; a final state is never
-// replaced; a migration is counted when it is first reported as ended.
+// replaced; a migration is counted when it is first reported as ended, and not again when its
+// migrator has connected anew and reports the latest ones once more.
 type MigrationLog struct {
-	list   []*loadreport.Migration // in the order of their first reports
-	byID   map[string]*loadreport.Migration
-	totals map[MigrationKind]*MigrationTotal
+	list    []*loadreport.Migration // in the order of their first reports
+	byID    map[string]*loadreport.Migration
+	totals  map[MigrationKind]*MigrationTotal
+	counted map[policies.ReplicaID]*countedIDs // by the reporter
+}
+
+// maxCounted is how many ended migrations of a reporter are recognised, more than a migrator keeps: 64 moves, and 256
+// rescues and copies of prefixes each.
+const maxCounted = 640
+
+// countedIDs are the hashes of the ids of a reporter's latest migrations that were counted.
+type countedIDs struct {
+	hashes []uint64
+	next   int // the oldest, once there are maxCounted
+}
+
+var idSeed = maphash.MakeSeed()
+
+// add reports whether an id is a new one, and keeps it.
+func (c *countedIDs) add(id string) bool {
+	h := maphash.String(idSeed, id)
+	switch {
+	case slices.Contains(c.hashes, h):
+		return false
+	case len(c.hashes) < maxCounted:
+		c.hashes = append(c.hashes, h)
+	default:
+		c.hashes[c.next] = h
+		c.next = (c.next + 1) % maxCounted
+	}
+	return true
+}
+
+// Forget drops what is kept of reporters that have left.
+func (l *MigrationLog) Forget(left func(policies.ReplicaID) bool) {
+	maps.DeleteFunc(l.counted, func(id policies.ReplicaID, _ *countedIDs) bool { return left(id) })
 }
 
 // MigrationKind is the key by which ended migrations are counted. Unknown causes and methods
@@ -70,16 +106,28 @@ func nameOrOther(known []string, name string) string {
 
 // Add merges the migrations of a report that came at now: a later state replaces
 // the one before.
-func (l *MigrationLog) Add(now time.Time, migrations []loadreport.Migration) {
+func (l *MigrationLog) Add(now time.Time, reporter policies.ReplicaID, migrations []loadreport.Migration) {
+	if l.byID == nil {
+		l.byID, l.totals = make(map[string]*loadreport.Migration), make(map[MigrationKind]*MigrationTotal)
+		l.counted = make(map[policies.ReplicaID]*countedIDs)
+	}
 	for _, m := range migrations {
 		m.Reported = now
 		known := l.byID[m.ID]
-		switch {
-		case known == nil:
-			l.insert(m)
-		case known.Ended():
+		if known != nil && known.Ended() {
 			continue
-		default:
+		}
+		if m.Ended() {
+			if l.counted[reporter] == nil {
+				l.counted[reporter] = new(countedIDs)
+			}
+			if !l.counted[reporter].add(m.ID) {
+				continue
+			}
+		}
+		if known == nil {
+			l.insert(m)
+		} else {
 			*known = m
 		}
 		if m.Ended() {
@@ -90,9 +138,6 @@ func (l *MigrationLog) Add(now time.Time, migrations []loadreport.Migration) {
 
 // insert adds a new migration, in place of the oldest when the log is full.
 func (l *MigrationLog) insert(m loadreport.Migration) {
-	if l.byID == nil {
-		l.byID, l.totals = make(map[string]*loadreport.Migration), make(map[MigrationKind]*MigrationTotal)
-	}
 	if len(l.list) == maxMigrations {
 		delete(l.byID, l.list[0].ID)
 		l.list = slices.Delete(l.list, 0, 1)
