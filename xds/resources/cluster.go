@@ -94,7 +94,7 @@ func stageCluster(y naming, model string, k int, s Settings) *clusterv3.Cluster 
 // load that the replicas report. Least-request must not be used: front ends keep the streams of requests that have moved
 // to other replicas, so a proxy's requests in progress at a replica are not its load.
 func stageBalancer() *corev3.TypedExtensionConfig {
-	return &corev3.TypedExtensionConfig{Name: "envoy.load_balancing_policies.round_robin", TypedConfig: wrap(&roundrobinv3.RoundRobin{})}
+	return &corev3.TypedExtensionConfig{Name: "envoy.load_balancing_policies.round_robin", TypedConfig: Wrap(&roundrobinv3.RoundRobin{})}
 }
 
 // circuitBreakers returns breakers that open only beyond the settings' requests.
@@ -111,7 +111,7 @@ const protocolOptionsKey = "envoy.extensions.upstreams.http.v3.HttpProtocolOptio
 func protocolOptions(maxStreams uint32, pingTimeout time.Duration) map[string]*anypb.Any {
 	options := HTTP2Options(maxStreams)
 	options.GetExplicitHttpConfig().GetHttp2ProtocolOptions().ConnectionKeepalive.Timeout = durationpb.New(pingTimeout)
-	return map[string]*anypb.Any{protocolOptionsKey: wrap(options)}
+	return map[string]*anypb.Any{protocolOptionsKey: Wrap(options)}
 }
 
 // HTTP2Options returns the protocol options of an h2c (or, under TLS, h2) cluster with

@@ -38,9 +38,7 @@ func membersOf(t testing.TB, s resources.Set, name string) map[policies.ReplicaI
 	testkit.NoError(t, s.Get(resources.EndpointType, name).Decode(cla))
 	for _, l := range cla.Endpoints {
 		for _, e := range l.LbEndpoints {
-			meta, err := resources.ReadEndpointMeta(e.Metadata)
-			testkit.NoError(t, err)
-			out[meta.ID] = l.Priority
+			out[resources.ReplicaOf(e)] = l.Priority
 		}
 	}
 	return out

@@ -45,7 +45,7 @@ func (c *Certificate) Equal(o *Certificate) bool {
 func edgeSocket() *corev3.TransportSocket {
 	return &corev3.TransportSocket{
 		Name: "envoy.transport_sockets.tls",
-		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: wrap(&tlsv3.DownstreamTlsContext{
+		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: Wrap(&tlsv3.DownstreamTlsContext{
 			CommonTlsContext: &tlsv3.CommonTlsContext{
 				TlsParams:     &tlsv3.TlsParameters{TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_2},
 				AlpnProtocols: []string{"h2", "http/1.1"},

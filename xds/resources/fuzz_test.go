@@ -8,32 +8,20 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// FuzzMetadata decodes arbitrary metadata: it never panics, and returns no stage that a
-// plan cannot have.
+// FuzzMetadata decodes arbitrary metadata of virtual hosts: it never panics, and returns no invalid model.
 func FuzzMetadata(f *testing.F) {
 	s := build(f, twoModels())
 	rc := message(f, s.Get(resources.RouteType, resources.RouteName)).(*routev3.RouteConfiguration)
 	for _, vh := range rc.VirtualHosts {
-		for _, md := range []*corev3.Metadata{vh.Metadata, vh.Routes[7].Metadata} {
-			body, err := proto.Marshal(md)
-			testkit.NoError(f, err)
-			f.Add(body)
-		}
+		f.Add(testkit.Must(proto.Marshal(vh.Metadata)))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
 		md := new(corev3.Metadata)
 		if proto.Unmarshal(body, md) != nil {
 			return
-		}
-		if m, err := resources.ReadRouteMeta(md); err == nil && (m.Model == "" || m.Stage < 0 || m.Stage >= policies.MaxStages) {
-			t.Errorf("read %+v", m)
-		}
-		if m, err := resources.ReadEndpointMeta(md); err == nil && m.ID == "" {
-			t.Errorf("read %+v", m)
 		}
 		if all, err := resources.ReadLengthMeta(md); err == nil {
 			for _, m := range all {

@@ -16,7 +16,7 @@ import (
 func grpcListener(y naming, model string) *listenerv3.Listener {
 	return &listenerv3.Listener{
 		Name: y.grpcListener(model),
-		ApiListener: &listenerv3.ApiListener{ApiListener: wrap(&hcmv3.HttpConnectionManager{
+		ApiListener: &listenerv3.ApiListener{ApiListener: Wrap(&hcmv3.HttpConnectionManager{
 			StatPrefix: ListenerName,
 			RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{
 				ConfigSource:    ads(),
@@ -53,6 +53,6 @@ func grpcRouteConfig(y naming, p policies.Plan, s Settings) *routev3.RouteConfig
 func RouterFilter() *hcmv3.HttpFilter {
 	return &hcmv3.HttpFilter{
 		Name:       "envoy.filters.http.router",
-		ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: wrap(&routerv3.Router{})},
+		ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: Wrap(&routerv3.Router{})},
 	}
 }

@@ -57,7 +57,7 @@ func addressListener(s Settings) *listenerv3.Listener {
 			extProc(s),
 			{
 				Name:       "envoy.filters.http.on_demand",
-				ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: wrap(&ondemandv3.OnDemand{})},
+				ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: Wrap(&ondemandv3.OnDemand{})},
 			},
 			RouterFilter(),
 		},
@@ -82,7 +82,7 @@ func addressListener(s Settings) *listenerv3.Listener {
 		FilterChains: []*listenerv3.FilterChain{{
 			Filters: []*listenerv3.Filter{{
 				Name:       "envoy.filters.network.http_connection_manager",
-				ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: wrap(hcm)},
+				ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: Wrap(hcm)},
 			}},
 		}},
 	}
@@ -132,7 +132,7 @@ func StripControlHeaders() *corev3.TypedExtensionConfig {
 	}
 	return &corev3.TypedExtensionConfig{
 		Name: "envoy.http.early_header_mutation.header_mutation",
-		TypedConfig: wrap(&earlyv3.HeaderMutation{Mutations: []*mutationv3.HeaderMutation{
+		TypedConfig: Wrap(&earlyv3.HeaderMutation{Mutations: []*mutationv3.HeaderMutation{
 			{Action: &mutationv3.HeaderMutation_Remove{Remove: length.ModelHeader}},
 			prefixed(length.ControlPrefix), prefixed(EnvoyPrefix),
 		}}),
@@ -146,7 +146,7 @@ func DiscoveredLengthFilter(source *corev3.ConfigSource) *hcmv3.HttpFilter {
 		Name: LengthFilter,
 		ConfigType: &hcmv3.HttpFilter_ConfigDiscovery{ConfigDiscovery: &corev3.ExtensionConfigSource{
 			ConfigSource:                     source,
-			DefaultConfig:                    wrap(&headermutationv3.HeaderMutation{Mutations: &headermutationv3.Mutations{}}),
+			DefaultConfig:                    Wrap(&headermutationv3.HeaderMutation{Mutations: &headermutationv3.Mutations{}}),
 			ApplyDefaultConfigWithoutWarming: true,
 			TypeUrls:                         []string{headerMutationType, wasmType},
 		}},
@@ -160,7 +160,7 @@ func extProc(s Settings) *hcmv3.HttpFilter {
 	return &hcmv3.HttpFilter{
 		Name:     ExtProcFilter,
 		Disabled: true,
-		ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: wrap(&extprocv3.ExternalProcessor{
+		ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: Wrap(&extprocv3.ExternalProcessor{
 			GrpcService: &corev3.GrpcService{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
 				EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: LengthCluster},
 			}},
@@ -210,7 +210,7 @@ func accessLog(path string) *accesslogv3.AccessLog {
 	}
 	return &accesslogv3.AccessLog{
 		Name: "envoy.access_loggers.file",
-		ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: wrap(&filelogv3.FileAccessLog{
+		ConfigType: &accesslogv3.AccessLog_TypedConfig{TypedConfig: Wrap(&filelogv3.FileAccessLog{
 			Path: path,
 			AccessLogFormat: &filelogv3.FileAccessLog_LogFormat{LogFormat: &corev3.SubstitutionFormatString{
 				Format: &corev3.SubstitutionFormatString_JsonFormat{JsonFormat: format},
@@ -224,7 +224,7 @@ func tracing(s Settings) *hcmv3.HttpConnectionManager_Tracing {
 		RandomSampling: &typev3.Percent{Value: 100 * s.TraceShare},
 		Provider: &tracev3.Tracing_Http{
 			Name: "envoy.tracers.opentelemetry",
-			ConfigType: &tracev3.Tracing_Http_TypedConfig{TypedConfig: wrap(&tracev3.OpenTelemetryConfig{
+			ConfigType: &tracev3.Tracing_Http_TypedConfig{TypedConfig: Wrap(&tracev3.OpenTelemetryConfig{
 				ServiceName: "cascade",
 				GrpcService: &corev3.GrpcService{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{
 					EnvoyGrpc: &corev3.GrpcService_EnvoyGrpc{ClusterName: TraceCluster},

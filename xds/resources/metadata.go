@@ -2,30 +2,21 @@ package resources
 
 import (
 	"fmt"
-	"math"
 	"slices"
-	"strconv"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
+	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// RouteMeta is the metadata of a route under MetadataKey. From the routes (cuts and
-// epoch) and the endpoints (members) the plan can be read back. Numbers that may exceed
-// 2^53 are decimal strings, because a protobuf Struct holds doubles.
-type RouteMeta struct {
-	Model     string
-	Epoch     policies.Epoch
-	Stage     int // index in the plan
-	Low, High policies.Tokens
-	Rule      Rule
-}
-
 // Rule says by what a route matches its requests.
 type Rule string
+
+// rules lists the rules.
+var rules = [...]Rule{ByTokens, ByModel, ByBytes, ByNone}
 
 // The rules, in the order in which their routes stand in a virtual host.
 const (
@@ -35,112 +26,17 @@ const (
 	ByNone   Rule = "none"   // nothing known: the last stage, or a 404 where that would guess the model
 )
 
-func (m RouteMeta) metadata() *corev3.Metadata {
-	return cascadeMetadata(map[string]*structpb.Value{
-		"model": structpb.NewStringValue(m.Model),
-		"epoch": structpb.NewStringValue(strconv.FormatUint(uint64(m.Epoch), 10)),
-		"stage": structpb.NewNumberValue(float64(m.Stage)),
-		"low":   structpb.NewStringValue(strconv.FormatInt(int64(m.Low), 10)),
-		"high":  structpb.NewStringValue(strconv.FormatInt(int64(m.High), 10)),
-		"rule":  structpb.NewStringValue(string(m.Rule)),
-	})
+// endpointMetadata names the replica of an endpoint, for operators: all else that followers need to know of it is in
+// their own resource, Routing.
+func endpointMetadata(id policies.ReplicaID) *corev3.Metadata {
+	return &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{MetadataKey: {
+		Fields: map[string]*structpb.Value{"id": structpb.NewStringValue(string(id))},
+	}}}
 }
 
-// ReadRouteMeta decodes a route's metadata. The error names what is missing or
-// malformed; the other fields are then unspecified.
-func ReadRouteMeta(md *corev3.Metadata) (RouteMeta, error) {
-	f := md.GetFilterMetadata()[MetadataKey].GetFields()
-	m := RouteMeta{Model: f["model"].GetStringValue(), Rule: Rule(f["rule"].GetStringValue())}
-	if m.Model == "" {
-		return m, fmt.Errorf("route metadata %q names no model", MetadataKey)
-	}
-	stage := f["stage"].GetNumberValue()
-	m.Stage = int(stage)
-	if float64(m.Stage) != stage || m.Stage < 0 || m.Stage >= policies.MaxStages || f["stage"] == nil {
-		return m, fmt.Errorf("route metadata %q: stage %v is not a stage of a plan", MetadataKey, stage)
-	}
-	epoch, err := strconv.ParseUint(f["epoch"].GetStringValue(), 10, 64)
-	if err != nil {
-		return m, fmt.Errorf("route metadata %q: epoch: %w", MetadataKey, err)
-	}
-	m.Epoch = policies.Epoch(epoch)
-	for _, b := range [...]struct {
-		key string
-		to  *policies.Tokens
-	}{{"low", &m.Low}, {"high", &m.High}} {
-		n, err := strconv.ParseInt(f[b.key].GetStringValue(), 10, 64)
-		if err != nil {
-			return m, fmt.Errorf("route metadata %q: %s: %w", MetadataKey, b.key, err)
-		}
-		*b.to = policies.Tokens(n)
-	}
-	return m, nil
-}
-
-// EndpointMeta is the metadata of an endpoint under MetadataKey.
-type EndpointMeta struct {
-	ID   policies.ReplicaID
-	Peer string // host:port where other migrators reach the replica
-	Host string // "" if unknown
-	// Capacity is the replica's capacity; the zero value if unknown.
-	Capacity policies.Capacity
-	Adapters []string // LoRA adapters that it has loaded, sorted
-	// Prefill says that it is a prefill replica.
-	Prefill bool
-}
-
-func (m EndpointMeta) metadata() *corev3.Metadata {
-	fields := map[string]*structpb.Value{
-		"id":   structpb.NewStringValue(string(m.ID)),
-		"peer": structpb.NewStringValue(m.Peer),
-		"host": structpb.NewStringValue(m.Host),
-	}
-	if c := m.Capacity; c != (policies.Capacity{}) {
-		fields["kv"] = structpb.NewStringValue(strconv.FormatInt(int64(c.KV), 10))
-		fields["batch"] = structpb.NewNumberValue(float64(c.Batch))
-		if c.TransferRate != 0 {
-			fields["transfer_rate"] = structpb.NewNumberValue(c.TransferRate)
-		}
-	}
-	if len(m.Adapters) > 0 {
-		fields["adapters"] = encodeNames(m.Adapters)
-	}
-	if m.Prefill {
-		fields["prefill"] = structpb.NewBoolValue(true)
-	}
-	return cascadeMetadata(fields)
-}
-
-// ReadEndpointMeta decodes an endpoint's metadata; a missing id or an invalid capacity
-// is an error.
-func ReadEndpointMeta(md *corev3.Metadata) (EndpointMeta, error) {
-	f := md.GetFilterMetadata()[MetadataKey].GetFields()
-	m := EndpointMeta{
-		ID:       policies.ReplicaID(f["id"].GetStringValue()),
-		Peer:     f["peer"].GetStringValue(),
-		Host:     f["host"].GetStringValue(),
-		Adapters: readNames(f["adapters"]),
-		Prefill:  f["prefill"].GetBoolValue(),
-	}
-	if m.ID == "" {
-		return m, fmt.Errorf("endpoint metadata %q names no id", MetadataKey)
-	}
-	if f["kv"] == nil {
-		return m, nil
-	}
-	kv, err := strconv.ParseInt(f["kv"].GetStringValue(), 10, 64)
-	if err != nil {
-		return m, fmt.Errorf("endpoint metadata %q: kv: %w", MetadataKey, err)
-	}
-	batch := f["batch"].GetNumberValue()
-	m.Capacity = policies.Capacity{KV: policies.Tokens(kv), Batch: int(batch), TransferRate: f["transfer_rate"].GetNumberValue()}
-	if batch > math.MaxInt32 || float64(m.Capacity.Batch) != batch {
-		return m, fmt.Errorf("endpoint metadata %q: batch %v is not a number of requests", MetadataKey, batch)
-	}
-	if err := m.Capacity.Validate(); err != nil {
-		return m, fmt.Errorf("endpoint metadata %q: %w", MetadataKey, err)
-	}
-	return m, nil
+// ReplicaOf returns the replica of an endpoint; "" if its metadata names none.
+func ReplicaOf(e *endpointv3.LbEndpoint) policies.ReplicaID {
+	return policies.ReplicaID(e.GetMetadata().GetFilterMetadata()[MetadataKey].GetFields()["id"].GetStringValue())
 }
 
 // encodeNames returns a set of names as a value: sorted, without duplicates.
@@ -161,10 +57,6 @@ func readNames(v *structpb.Value) []string {
 		}
 	}
 	return out
-}
-
-func cascadeMetadata(fields map[string]*structpb.Value) *corev3.Metadata {
-	return &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{MetadataKey: {Fields: fields}}}
 }
 
 // LengthMeta is the metadata of a virtual host under LengthFilter: what an estimator

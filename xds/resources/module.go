@@ -61,7 +61,7 @@ func NewModule(code []byte, bodyLimit int64) (*EstimatorModule, error) {
 		Name:   LengthFilter,
 		RootId: LengthFilter,
 		// The module would receive a Struct in its binary encoding.
-		Configuration: wrap(wrapperspb.String(`{"read_body":true,"max_body":` + strconv.FormatInt(bodyLimit, 10) + `}`)),
+		Configuration: Wrap(wrapperspb.String(`{"read_body":true,"max_body":` + strconv.FormatInt(bodyLimit, 10) + `}`)),
 		// A module that traps is passed by from then on.
 		FailurePolicy: wasmv3.FailurePolicy_FAIL_OPEN,
 		// Without it a request that waits for its body waits for ever.
@@ -77,7 +77,7 @@ func NewModule(code []byte, bodyLimit int64) (*EstimatorModule, error) {
 	}
 	r, err := Encode(ExtensionType, LengthFilter, &corev3.TypedExtensionConfig{
 		Name:        LengthFilter,
-		TypedConfig: wrap(&wasmfilterv3.Wasm{Config: plugin}),
+		TypedConfig: Wrap(&wasmfilterv3.Wasm{Config: plugin}),
 	})
 	if err != nil {
 		return nil, err

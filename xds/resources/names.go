@@ -39,8 +39,7 @@ const (
 	// ObserverCluster is the node cluster of a client that routes nothing, such as a
 	// migrator: it watches the plans, and no rollout waits for it.
 	ObserverCluster = "cascade-observer"
-	// MetadataKey is the filter metadata of routes and endpoints that holds Cascade's
-	// fields (see RouteMeta and EndpointMeta).
+	// MetadataKey is the filter metadata of endpoints whose field "id" names the replica.
 	MetadataKey = "cascade"
 )
 

@@ -25,7 +25,7 @@ const (
 func OverloadManager() *overloadv3.OverloadManager {
 	const heap = "envoy.resource_monitors.fixed_heap"
 	monitor := func(name string, m proto.Message) *overloadv3.ResourceMonitor {
-		return &overloadv3.ResourceMonitor{Name: name, ConfigType: &overloadv3.ResourceMonitor_TypedConfig{TypedConfig: wrap(m)}}
+		return &overloadv3.ResourceMonitor{Name: name, ConfigType: &overloadv3.ResourceMonitor_TypedConfig{TypedConfig: Wrap(m)}}
 	}
 	above := func(action string, share float64) *overloadv3.OverloadAction {
 		return &overloadv3.OverloadAction{Name: "envoy.overload_actions." + action, Triggers: []*overloadv3.Trigger{{

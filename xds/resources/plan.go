@@ -36,7 +36,7 @@ func Build(v View) (Set, error) {
 		b.add(ClusterType, TraceCluster, serviceCluster(TraceCluster, v.Settings.TraceCollector, v.Settings))
 	}
 	for _, m := range v.Models {
-		plan := planOf(v, m.Name)
+		plan, _ := v.PlanOf(m.Name)
 		plans := []policies.Plan{plan}
 		for _, p := range v.Previous {
 			if p.Model == m.Name {

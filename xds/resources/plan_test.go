@@ -9,10 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
-	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
@@ -147,10 +145,6 @@ func random(r *rand.Rand) resources.View {
 func TestMetadataRoundTrip(t *testing.T) {
 	s := build(t, twoModels())
 	rc := message(t, s.Get(resources.RouteType, resources.RouteName)).(*routev3.RouteConfiguration)
-	m, err := resources.ReadRouteMeta(rc.VirtualHosts[0].Routes[9].Metadata)
-	if want := (resources.RouteMeta{Model: "org/m", Epoch: 7, Stage: 2, Low: 9000, High: policies.Unbounded, Rule: resources.ByTokens}); err != nil || m != want {
-		t.Errorf("route: %+v, %v; want %+v", m, err, want)
-	}
 	one, err := resources.ReadLengthMeta(rc.VirtualHosts[0].Metadata)
 	if want := []resources.LengthMeta{{Model: "org/m", BytesPerToken: length.DefaultRatio}}; err != nil || !reflect.DeepEqual(one, want) {
 		t.Errorf("host: %+v, %v; want %+v", one, err, want)
@@ -163,15 +157,13 @@ func TestMetadataRoundTrip(t *testing.T) {
 		t.Errorf("no metadata: %+v, %v", none, err)
 	}
 	cla := message(t, s.Get(resources.EndpointType, resources.EndpointName("org/m", 0))).(*endpointv3.ClusterLoadAssignment)
-	e, err := resources.ReadEndpointMeta(cla.Endpoints[0].LbEndpoints[0].Metadata)
-	if want := (resources.EndpointMeta{ID: "a", Peer: "127.0.0.1:9001", Host: "n1"}); err != nil || !reflect.DeepEqual(e, want) {
-		t.Errorf("endpoint: %+v, %v; want %+v", e, err, want)
+	if id := resources.ReplicaOf(cla.Endpoints[0].LbEndpoints[0]); id != "a" {
+		t.Errorf("endpoint of %q", id)
 	}
 }
 
-// TestAdapters checks that the adapters that replicas have loaded reach their peers,
-// endpoint by endpoint, and the estimators, model by model. If no replica has any, no
-// byte of the resources changes.
+// TestAdapters checks that the adapters that replicas have loaded reach the estimators, model by model, and change no
+// endpoints. If no replica has any, no byte of the resources changes.
 func TestAdapters(t *testing.T) {
 	v := twoModels()
 	plain := build(t, v)
@@ -186,63 +178,12 @@ func TestAdapters(t *testing.T) {
 	if err != nil || !all[0].Serves("poet") || all[1].Serves("poet") {
 		t.Errorf("any host: %+v, %v", all, err)
 	}
-	cla := message(t, s.Get(resources.EndpointType, resources.EndpointName("org/m", 0))).(*endpointv3.ClusterLoadAssignment)
-	loaded := 0
-	for _, l := range cla.Endpoints {
-		for _, e := range l.LbEndpoints {
-			m, err := resources.ReadEndpointMeta(e.Metadata)
-			testkit.NoError(t, err)
-			if len(m.Adapters) > 0 {
-				loaded++
-				if m.ID != v.Endpoints[0].ID || !slices.Equal(m.Adapters, []string{"poet", "sql"}) {
-					t.Errorf("endpoint: %+v", m)
-				}
-			}
-		}
-	}
-	if loaded != 1 {
-		t.Errorf("%d endpoints list adapters", loaded)
+	if names := resources.ChangedNames(plain, s, resources.EndpointType); len(names) > 0 {
+		t.Errorf("endpoints %q have changed", names)
 	}
 	v.Endpoints[0].Adapters = nil
 	if !build(t, v).Equal(plain) {
 		t.Error("without adapters the resources differ")
-	}
-}
-
-// TestEndpointMeta reads back the metadata of an endpoint, and refuses metadata that no
-// endpoint can have.
-func TestEndpointMeta(t *testing.T) {
-	for _, c := range []policies.Capacity{{}, {KV: 1 << 60, Batch: 256}, {KV: 400_000, Batch: 1, TransferRate: 2.5}} {
-		v := fleet()
-		v.Endpoints[0].Capacity, v.Endpoints[0].Host = c, ""
-		cla := message(t, build(t, v).Get(resources.EndpointType, resources.EndpointName(v.Endpoints[0].Model, 0))).(*endpointv3.ClusterLoadAssignment)
-		want := resources.EndpointMeta{ID: v.Endpoints[0].ID, Peer: v.Endpoints[0].Peer, Capacity: c}
-		var metas []resources.EndpointMeta
-		for _, l := range cla.Endpoints {
-			for _, e := range l.LbEndpoints {
-				m, err := resources.ReadEndpointMeta(e.Metadata)
-				testkit.NoError(t, err)
-				metas = append(metas, m)
-			}
-		}
-		if !slices.ContainsFunc(metas, func(m resources.EndpointMeta) bool { return reflect.DeepEqual(m, want) }) {
-			t.Errorf("want %+v among %+v", want, metas)
-		}
-	}
-	str, num := structpb.NewStringValue, structpb.NewNumberValue
-	for name, fields := range map[string]map[string]*structpb.Value{
-		"no id":          {"kv": str("1"), "batch": num(1)},
-		"kv a number":    {"id": str("a"), "kv": num(1), "batch": num(1)},
-		"no batch":       {"id": str("a"), "kv": str("1")},
-		"half a request": {"id": str("a"), "kv": str("1"), "batch": num(1.5)},
-		"a huge batch":   {"id": str("a"), "kv": str("1"), "batch": num(1e300)},
-		"NaN":            {"id": str("a"), "kv": str("1"), "batch": num(math.NaN())},
-		"negative rate":  {"id": str("a"), "kv": str("1"), "batch": num(1), "transfer_rate": num(-1)},
-	} {
-		md := &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{resources.MetadataKey: {Fields: fields}}}
-		if m, err := resources.ReadEndpointMeta(md); err == nil {
-			t.Errorf("%s: read as %+v", name, m)
-		}
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 // it; see Set.WithResources. A configuration that hosts could not decode is an error.
 func RenderPolicySlot(w lifecycle.SlotSpec) (*Resource, error) {
 	name := policyslots.ResourceName(w.Kind)
-	c := &corev3.TypedExtensionConfig{Name: name, TypedConfig: wrap(policyslots.Encode(w))}
+	c := &corev3.TypedExtensionConfig{Name: name, TypedConfig: Wrap(policyslots.Encode(w))}
 	if err := c.ValidateAll(); err != nil {
 		return nil, fmt.Errorf("slot %s: %w", w.Kind, err)
 	}

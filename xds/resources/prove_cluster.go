@@ -219,8 +219,8 @@ func proveAssignment(cla *endpointv3.ClusterLoadAssignment) error {
 			if sum += uint64(e.LoadBalancingWeight.Value); sum > math.MaxUint32 {
 				return fmt.Errorf("the weights of zone %q add up to more than 32 bits", zone)
 			}
-			if _, err := ReadEndpointMeta(e.Metadata); err != nil {
-				return fmt.Errorf("%s: %w", addressOf(e), err)
+			if ReplicaOf(e) == "" {
+				return fmt.Errorf("%s: metadata %q names no id", addressOf(e), MetadataKey)
 			}
 		}
 	}

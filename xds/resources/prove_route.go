@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
@@ -121,13 +122,6 @@ func (h *hostProof) proveRoute(r *routev3.Route) error {
 	if r.Name == unestimated {
 		return h.proveUnestimated(r)
 	}
-	meta, err := ReadRouteMeta(r.Metadata)
-	if err != nil {
-		return err
-	}
-	if h.unestimated && meta.Rule != ByNone {
-		return errors.New("must stand before the routes for requests without an estimate")
-	}
 	a := r.GetRoute()
 	if a == nil {
 		return errors.New("must lead to a stage or, as a catch-all, respond with an error")
@@ -136,8 +130,14 @@ func (h *hostProof) proveRoute(r *routev3.Route) error {
 	if !ok || y.kind != h.kind {
 		return fmt.Errorf("leads to cluster %q, which is not a stage cluster for the clients of this table", a.GetCluster())
 	}
-	if model != meta.Model || k != meta.Stage {
-		return fmt.Errorf("leads to cluster %q, but its metadata says %q", a.GetCluster(), y.cluster(meta.Model, meta.Stage))
+	to := destination{model: model, stage: k}
+	if i := slices.IndexFunc(rules[:], func(rule Rule) bool { return r.Name == routeName(model, rule, k) }); i >= 0 {
+		to.rule = rules[i]
+	} else {
+		return fmt.Errorf("leads to stage %d of %q, which its name does not say", k, model)
+	}
+	if h.unestimated && to.rule != ByNone {
+		return errors.New("must stand before the routes for requests without an estimate")
 	}
 	if h.clusters[a.GetCluster()] == nil {
 		return fmt.Errorf("cluster %q does not exist", a.GetCluster())
@@ -157,41 +157,50 @@ func (h *hostProof) proveRoute(r *routev3.Route) error {
 			return err
 		}
 	}
-	if err := proveHeaders(r, meta); err != nil {
+	var err error
+	if to.epoch, err = epochOf(r, k); err != nil {
 		return err
 	}
-	if got := r.TypedPerFilterConfig[ExtProcFilter] != nil; got && meta.Rule != ByBytes && meta.Rule != ByNone {
+	if got := r.TypedPerFilterConfig[ExtProcFilter] != nil; got && to.rule != ByBytes && to.rule != ByNone {
 		return errors.New("a request with a length must not be estimated again")
 	}
-	return h.place(r, meta)
+	return h.place(r, to)
+}
+
+// destination is what a route leads to, by its cluster, its name and the response header of its epoch.
+type destination struct {
+	model string
+	stage int
+	rule  Rule
+	epoch policies.Epoch
 }
 
 // place checks the route's match against its rule and the previous routes.
-func (h *hostProof) place(r *routev3.Route, meta RouteMeta) error {
-	m := h.seen[meta.Model]
+func (h *hostProof) place(r *routev3.Route, to destination) error {
+	m := h.seen[to.model]
 	if m == nil {
-		if len(h.models) > 0 && !slices.ContainsFunc(h.models, func(l LengthMeta) bool { return l.Model == meta.Model }) {
-			return fmt.Errorf("model %q is not among those that the host names", meta.Model)
+		if len(h.models) > 0 && !slices.ContainsFunc(h.models, func(l LengthMeta) bool { return l.Model == to.model }) {
+			return fmt.Errorf("model %q is not among those that the host names", to.model)
 		}
-		m = &modelProof{plan: policies.Plan{Model: meta.Model, Epoch: meta.Epoch}}
-		h.seen[meta.Model] = m
+		m = &modelProof{plan: policies.Plan{Model: to.model, Epoch: to.epoch}}
+		h.seen[to.model] = m
 	}
-	if meta.Epoch != m.plan.Epoch {
-		return fmt.Errorf("epoch %d among routes of epoch %d", meta.Epoch, m.plan.Epoch)
+	if to.epoch != m.plan.Epoch {
+		return fmt.Errorf("epoch %d among routes of epoch %d", to.epoch, m.plan.Epoch)
 	}
 	if path := r.GetMatch().GetPathSpecifier(); path == nil || strings.TrimPrefix(r.Match.GetPrefix(), "/") != "" || r.Match.GetPrefix() == "" && h.edge {
 		return errors.New("must match every path")
 	}
 	headers := r.Match.Headers
 	last := len(m.plan.Stages) - 1
-	switch meta.Rule {
+	switch to.rule {
 	case ByTokens:
 		if m.model || m.bytes > 0 {
 			return errors.New("a route by tokens must come before the other routes of its model")
 		}
 		if h.edge {
-			if len(headers) == 0 || !isExact(headers[0], length.ModelHeader, meta.Model) {
-				return fmt.Errorf("must match %s: %s first", length.ModelHeader, meta.Model)
+			if len(headers) == 0 || !isExact(headers[0], length.ModelHeader, to.model) {
+				return fmt.Errorf("must match %s: %s first", length.ModelHeader, to.model)
 			}
 			headers = headers[1:]
 		}
@@ -206,17 +215,17 @@ func (h *hostProof) place(r *routev3.Route, meta RouteMeta) error {
 		if policies.Tokens(start) != low || end <= start {
 			return fmt.Errorf("range [%d, %d) must start at %d and not be empty", start, end, low)
 		}
-		if meta.Stage != last+1 || meta.Low != policies.Tokens(start) || meta.High != policies.Tokens(end) {
-			return fmt.Errorf("metadata says stage %d, [%d, %d); the match says stage %d, [%d, %d)", meta.Stage, meta.Low, meta.High, last+1, start, end)
+		if to.stage != last+1 {
+			return fmt.Errorf("leads to stage %d; range %d is that of stage %d", to.stage, last+1, last+1)
 		}
 		m.plan.Stages = append(m.plan.Stages, policies.Stage{Low: policies.Tokens(start), High: policies.Tokens(end)})
 		return nil
 	case ByModel:
-		if m.model || len(headers) != 1 || !isExact(headers[0], length.ModelHeader, meta.Model) {
-			return fmt.Errorf("must be the only route that matches %s: %s alone", length.ModelHeader, meta.Model)
+		if m.model || len(headers) != 1 || !isExact(headers[0], length.ModelHeader, to.model) {
+			return fmt.Errorf("must be the only route that matches %s: %s alone", length.ModelHeader, to.model)
 		}
 		m.model = true
-		return m.last(meta)
+		return m.last(to)
 	case ByBytes:
 		if len(h.models) != 1 {
 			return errors.New("a route by size needs a host name that selects the model")
@@ -225,11 +234,11 @@ func (h *hostProof) place(r *routev3.Route, meta RouteMeta) error {
 		if err != nil {
 			return err
 		}
-		if meta.Stage > last {
-			return fmt.Errorf("stage %d has no range of tokens", meta.Stage)
+		if to.stage > last {
+			return fmt.Errorf("stage %d has no range of tokens", to.stage)
 		}
 		cuts := length.Estimator{BytesPerToken: h.models[0].BytesPerToken}
-		st := m.plan.Stages[meta.Stage]
+		st := m.plan.Stages[to.stage]
 		if start != m.bytes || end <= start || start != cuts.CutBytes(st.Low) || end != cuts.CutBytes(st.High) {
 			return fmt.Errorf("bytes [%d, %d) must start at %d and be [%d, %d)", start, end, m.bytes, cuts.CutBytes(st.Low), cuts.CutBytes(st.High))
 		}
@@ -248,15 +257,15 @@ func (h *hostProof) place(r *routev3.Route, meta RouteMeta) error {
 				return err
 			}
 		}
-		return m.last(meta)
+		return m.last(to)
 	}
-	return fmt.Errorf("unknown rule %q", meta.Rule)
+	return fmt.Errorf("unknown rule %q", to.rule)
 }
 
 // last checks that a route without a range leads to a stage for any length.
-func (m *modelProof) last(meta RouteMeta) error {
-	if want := len(m.plan.Stages) - 1; meta.Stage != want {
-		return fmt.Errorf("leads to stage %d; without a range only the last one, %d, is safe", meta.Stage, want)
+func (m *modelProof) last(to destination) error {
+	if want := len(m.plan.Stages) - 1; to.stage != want {
+		return fmt.Errorf("leads to stage %d; without a range only the last one, %d, is safe", to.stage, want)
 	}
 	return nil
 }
@@ -397,21 +406,25 @@ func proveRetry(r *routev3.RetryPolicy) error {
 	return nil
 }
 
-// proveHeaders checks that the response headers state the route's stage and epoch.
-func proveHeaders(r *routev3.Route, meta RouteMeta) error {
-	want := map[string]string{length.StageHeader: StageName(meta.Stage), length.EpochHeader: fmt.Sprint(uint64(meta.Epoch))}
+// epochOf returns the epoch that a route's response headers state. They must state its stage, too.
+func epochOf(r *routev3.Route, stage int) (policies.Epoch, error) {
+	values := make(map[string]string)
 	for _, o := range r.ResponseHeadersToAdd {
-		if v, ok := want[o.GetHeader().GetKey()]; ok {
-			if v != o.GetHeader().GetValue() {
-				return fmt.Errorf("response header %s says %q, want %q", o.Header.Key, o.Header.Value, v)
-			}
-			delete(want, o.Header.Key)
+		values[o.GetHeader().GetKey()] = o.GetHeader().GetValue()
+	}
+	for _, name := range [...]string{length.StageHeader, length.EpochHeader} {
+		if _, ok := values[name]; !ok {
+			return 0, fmt.Errorf("response header %s is missing", name)
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(want)) {
-		return fmt.Errorf("response header %s is missing", name)
+	if got, want := values[length.StageHeader], StageName(stage); got != want {
+		return 0, fmt.Errorf("response header %s says %q, want %q", length.StageHeader, got, want)
 	}
-	return nil
+	epoch, err := strconv.ParseUint(values[length.EpochHeader], 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("response header %s: %w", length.EpochHeader, err)
+	}
+	return policies.Epoch(epoch), nil
 }
 
 func isExact(m *routev3.HeaderMatcher, header, value string) bool {

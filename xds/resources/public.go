@@ -125,7 +125,7 @@ func refusal(kind clientKind, name string, status uint32, errorType, message str
 		ResponseHeadersToAdd: []*corev3.HeaderValueOption{setHeader("content-type", "application/json")},
 	}
 	if kind != splitEnvoy {
-		r.TypedPerFilterConfig = map[string]*anypb.Any{LengthFilter: wrap(&routev3.FilterConfig{Disabled: true})}
+		r.TypedPerFilterConfig = map[string]*anypb.Any{LengthFilter: Wrap(&routev3.FilterConfig{Disabled: true})}
 	}
 	return r
 }

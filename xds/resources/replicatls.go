@@ -56,7 +56,7 @@ func (r ReplicaTLS) socket() *corev3.TransportSocket {
 	}
 	return &corev3.TransportSocket{
 		Name: "envoy.transport_sockets.tls",
-		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: wrap(&tlsv3.UpstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{
+		ConfigType: &corev3.TransportSocket_TypedConfig{TypedConfig: Wrap(&tlsv3.UpstreamTlsContext{CommonTlsContext: &tlsv3.CommonTlsContext{
 			// Without a maximum, Envoy as a client stays at TLS 1.2.
 			TlsParams:                      &tlsv3.TlsParameters{TlsMinimumProtocolVersion: tlsv3.TlsParameters_TLSv1_3, TlsMaximumProtocolVersion: tlsv3.TlsParameters_TLSv1_3},
 			AlpnProtocols:                  []string{"h2"},

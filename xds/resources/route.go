@@ -74,17 +74,12 @@ func newTable(name string) *routev3.RouteConfiguration {
 	}
 }
 
-// planOf returns the plan of a model of a valid view.
-func planOf(v View, model string) policies.Plan {
-	i := slices.IndexFunc(v.Plans, func(p policies.Plan) bool { return p.Model == model })
-	return v.Plans[i]
-}
-
 // modelHost routes the requests of one model: by the trusted headers if an estimator
 // has set them, otherwise by the size of the body, otherwise to the last stage, which
 // takes any length.
 func modelHost(y naming, m Model, v View, domains []string) *routev3.VirtualHost {
-	p, s := planOf(v, m.Name), v.Settings
+	p, _ := v.PlanOf(m.Name)
+	s := v.Settings
 	last := len(p.Stages) - 1
 	routes := append(publicRoutes(y.kind, s.Origins), headerRoutes(y, p, s)...)
 	cuts := length.Estimator{BytesPerToken: m.BytesPerToken}
@@ -119,7 +114,8 @@ func modelHost(y naming, m Model, v View, domains []string) *routev3.VirtualHost
 func sharedHost(y naming, v View) *routev3.VirtualHost {
 	routes := publicRoutes(y.kind, v.Settings.Origins)
 	for _, m := range v.Models {
-		routes = append(routes, headerRoutes(y, planOf(v, m.Name), v.Settings)...)
+		plan, _ := v.PlanOf(m.Name)
+		routes = append(routes, headerRoutes(y, plan, v.Settings)...)
 	}
 	if y.kind == adsClient && v.Settings.Estimator != ContentLength {
 		routes = append(routes, unestimatedRoutes(y, v.Settings)...)
@@ -205,11 +201,15 @@ func headerRoutes(y naming, p policies.Plan, s Settings) []*routev3.Route {
 	return append(routes, unknown)
 }
 
+// routeName names a route to stage k of a model, for access logs.
+func routeName(model string, rule Rule, k int) string {
+	return model + "/" + string(rule) + "/" + StageName(k)
+}
+
 // stageRoute returns a route to stage k that matches everything; the caller narrows it.
 func stageRoute(y naming, p policies.Plan, k int, rule Rule, s Settings) *routev3.Route {
-	st := p.Stages[k]
 	return &routev3.Route{
-		Name:                   p.Model + "/" + string(rule) + "/" + StageName(k),
+		Name:                   routeName(p.Model, rule, k),
 		Match:                  anyPath(),
 		RequestBodyBufferLimit: s.bodyLimit(),
 		Action: &routev3.Route_Route{Route: &routev3.RouteAction{
@@ -218,7 +218,6 @@ func stageRoute(y naming, p policies.Plan, k int, rule Rule, s Settings) *routev
 			Timeout:     durationpb.New(0),
 			IdleTimeout: durationpb.New(s.IdleTimeout),
 		}},
-		Metadata: RouteMeta{Model: p.Model, Epoch: p.Epoch, Stage: k, Low: st.Low, High: st.High, Rule: rule}.metadata(),
 		ResponseHeadersToAdd: []*corev3.HeaderValueOption{
 			setHeader(length.StageHeader, StageName(k)),
 			setHeader(length.EpochHeader, strconv.FormatUint(uint64(p.Epoch), 10)),
@@ -234,8 +233,8 @@ func estimatorOverride(y naming, s Settings, overrides *extprocv3.ExtProcOverrid
 	if s.Estimator != ExtProc || y.kind == splitEnvoy {
 		return nil
 	}
-	return map[string]*anypb.Any{ExtProcFilter: wrap(&routev3.FilterConfig{
-		Config: wrap(&extprocv3.ExtProcPerRoute{
+	return map[string]*anypb.Any{ExtProcFilter: Wrap(&routev3.FilterConfig{
+		Config: Wrap(&extprocv3.ExtProcPerRoute{
 			Override: &extprocv3.ExtProcPerRoute_Overrides{Overrides: overrides},
 		}),
 	})}
@@ -251,13 +250,13 @@ func retryPolicy() *routev3.RetryPolicy {
 		RetryPriority: &routev3.RetryPolicy_RetryPriority{
 			Name: "envoy.retry_priorities.previous_priorities",
 			ConfigType: &routev3.RetryPolicy_RetryPriority_TypedConfig{
-				TypedConfig: wrap(&previousprioritiesv3.PreviousPrioritiesConfig{UpdateFrequency: 1}),
+				TypedConfig: Wrap(&previousprioritiesv3.PreviousPrioritiesConfig{UpdateFrequency: 1}),
 			},
 		},
 		RetryHostPredicate: []*routev3.RetryPolicy_RetryHostPredicate{{
 			Name: "envoy.retry_host_predicates.previous_hosts",
 			ConfigType: &routev3.RetryPolicy_RetryHostPredicate_TypedConfig{
-				TypedConfig: wrap(&previoushostsv3.PreviousHostsPredicate{}),
+				TypedConfig: Wrap(&previoushostsv3.PreviousHostsPredicate{}),
 			},
 		}},
 		HostSelectionRetryMaxAttempts: retryHostAttempts,

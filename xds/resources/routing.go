@@ -106,7 +106,7 @@ func routing(v View) *api.Routing {
 		MaxRequests: s.MaxRequests,
 	}}
 	for _, m := range v.Models {
-		plan := planOf(v, m.Name)
+		plan, _ := v.PlanOf(m.Name)
 		to := &api.RoutedModel{
 			Name: m.Name, Hosts: m.Hosts, BytesPerToken: int64(m.BytesPerToken),
 			Epoch: uint64(plan.Epoch),

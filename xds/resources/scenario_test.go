@@ -162,9 +162,7 @@ func members(t *testing.T, s resources.Set) string {
 		by := make([][]string, len(cla.Endpoints))
 		for _, l := range cla.Endpoints {
 			for _, e := range l.LbEndpoints {
-				m, err := resources.ReadEndpointMeta(e.Metadata)
-				testkit.NoError(t, err)
-				by[l.Priority] = append(by[l.Priority], string(m.ID))
+				by[l.Priority] = append(by[l.Priority], string(resources.ReplicaOf(e)))
 			}
 		}
 		by = slices.DeleteFunc(by, func(ids []string) bool { return len(ids) == 0 })

@@ -58,9 +58,9 @@ func Version(body []byte) string {
 // deterministic is the only way that this package marshals.
 var deterministic = proto.MarshalOptions{Deterministic: true}
 
-// wrap packs a message into an Any, deterministically. The messages are this
-// package's own, so an error is a programming error.
-func wrap(m proto.Message) *anypb.Any {
+// Wrap packs a message into an Any, deterministically. The messages are those of Cascade's own
+// configuration, so an error is a programming error.
+func Wrap(m proto.Message) *anypb.Any {
 	a := new(anypb.Any)
 	if err := anypb.MarshalFrom(a, m, deterministic); err != nil {
 		panic("internal error: " + err.Error())

@@ -167,7 +167,7 @@ func lbEndpoint(e Endpoint) *endpointv3.LbEndpoint {
 	}
 	out := endpointAt(netip.MustParseAddrPort(e.Address))
 	out.HealthStatus, out.LoadBalancingWeight = status, wrapperspb.UInt32(e.Weight)
-	out.Metadata = EndpointMeta{ID: e.ID, Peer: e.Peer, Host: e.Host, Capacity: e.Capacity, Adapters: e.Adapters, Prefill: e.Prefill}.metadata()
+	out.Metadata = endpointMetadata(e.ID)
 	return out
 }
 

@@ -38,6 +38,16 @@ type View struct {
 	Settings Settings
 }
 
+// PlanOf returns the plan of a model; false if there is none; a valid view has one.
+func (v View) PlanOf(model string) (policies.Plan, bool) {
+	for _, p := range v.Plans {
+		if p.Model == model {
+			return p, true
+		}
+	}
+	return policies.Plan{}, false
+}
+
 // Model is one model that the fleet serves.
 type Model struct {
 	Name    string          // as in requests

@@ -136,7 +136,7 @@ func (r *rollout) whyStopped() string {
 // replaces lists the plans of a snapshot that replace those of another one.
 func (t *snapshot) replaces(o *snapshot) (plans []RefusedPlan) {
 	for _, p := range o.view.Plans {
-		if q, ok := planOf(t.view, p.Model); ok && q.Epoch != p.Epoch {
+		if q, ok := t.view.PlanOf(p.Model); ok && q.Epoch != p.Epoch {
 			plans = append(plans, RefusedPlan{Model: p.Model, Epoch: q.Epoch, Before: p.Epoch})
 		}
 	}

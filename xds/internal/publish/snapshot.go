@@ -46,7 +46,7 @@ func (t *snapshot) sameExceptHealth(o *snapshot) bool {
 		}
 	}
 	for _, p := range t.view.Plans {
-		if q, ok := planOf(o.view, p.Model); !ok || !sameMembers(p, q) {
+		if q, ok := o.view.PlanOf(p.Model); !ok || !sameMembers(p, q) {
 			return false
 		}
 	}
@@ -122,14 +122,14 @@ func union(newest resources.View, live []*snapshot) (u resources.View, more bool
 					hosts[h] = true
 				}
 				u.Models = append(u.Models, m)
-				plan, _ := planOf(t.view, m.Name)
+				plan, _ := t.view.PlanOf(m.Name)
 				u.Plans = append(u.Plans, plan)
 			}
 		}
 		gone := removedFrom(u, t.view.Endpoints)
 		u.Endpoints, more = append(u.Endpoints, gone...), more || len(gone) > 0
 		for _, p := range t.view.Plans {
-			if now, _ := planOf(u, p.Model); !sameMembers(p, now) {
+			if now, _ := u.PlanOf(p.Model); !sameMembers(p, now) {
 				u.Previous, more = append(u.Previous, p), true
 			}
 		}
@@ -165,16 +165,6 @@ func canonicalAddress(address string) string {
 		return a.String()
 	}
 	return address
-}
-
-// planOf returns the plan of a model in the view, if it has one.
-func planOf(v resources.View, model string) (policies.Plan, bool) {
-	for _, p := range v.Plans {
-		if p.Model == model {
-			return p, true
-		}
-	}
-	return policies.Plan{}, false
 }
 
 // sameMembers reports whether two plans give every stage the same replicas.

@@ -13,7 +13,6 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	ondemandv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/on_demand/v3"
 	hcmv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/network/http_connection_manager/v3"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -70,27 +69,16 @@ func WholeListener(c Config) (*EnvoyConfig, error) {
 	if c.Fallback != "" {
 		return nil, fmt.Errorf("attach: fallback %q: only an internal listener can have one; a whole listener has no route table but Cascade's", c.Fallback)
 	}
-	m, err := c.connectionManager()
-	if err != nil {
-		return nil, fmt.Errorf("attach: %w", err)
-	}
-	control, err := c.controlCluster()
-	if err != nil {
-		return nil, fmt.Errorf("attach: %w", err)
-	}
-	return &EnvoyConfig{Clusters: []*clusterv3.Cluster{control}, Manager: m, ConnectionBuffer: c.ConnectionBuffer(), Bootstrap: c.bootstrap()}, nil
+	return &EnvoyConfig{Clusters: []*clusterv3.Cluster{c.controlCluster()}, Manager: c.connectionManager(), ConnectionBuffer: c.ConnectionBuffer(), Bootstrap: c.bootstrap()}, nil
 }
 
 // connectionManager returns the fields of an HTTP connection manager that gets its
 // routes from Cascade, without the router filter.
-func (c Config) connectionManager() (*hcmv3.HttpConnectionManager, error) {
+func (c Config) connectionManager() *hcmv3.HttpConnectionManager {
 	source := resources.SplitConfigSource(c.Cluster, c.FetchTimeout)
-	onDemand, err := pack(&ondemandv3.OnDemand{Odcds: &ondemandv3.OnDemandCds{
+	onDemand := resources.Wrap(&ondemandv3.OnDemand{Odcds: &ondemandv3.OnDemandCds{
 		Source: source, Timeout: durationpb.New(c.ClusterTimeout),
 	}})
-	if err != nil {
-		return nil, err
-	}
 	m := &hcmv3.HttpConnectionManager{
 		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{ConfigSource: source, RouteConfigName: c.routeTable()}},
 		// Otherwise a client could choose its stage by sending a length.
@@ -105,7 +93,7 @@ func (c Config) connectionManager() (*hcmv3.HttpConnectionManager, error) {
 	m.HttpFilters = append(m.HttpFilters, &hcmv3.HttpFilter{
 		Name: "envoy.filters.http.on_demand", ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: onDemand},
 	})
-	return m, nil
+	return m
 }
 
 // unroutedReply turns Envoy's local replies to requests without a route (404), a
@@ -129,33 +117,27 @@ func unroutedReply() *hcmv3.LocalReplyConfig {
 	}}}
 }
 
-// controlCluster returns the cluster of the control planes.
-func (c Config) controlCluster() (*clusterv3.Cluster, error) {
+// controlCluster returns the cluster of the control planes of a valid configuration.
+func (c Config) controlCluster() *clusterv3.Cluster {
 	kind := clusterv3.Cluster_STATIC
 	if !c.allNumeric() {
 		kind = clusterv3.Cluster_STRICT_DNS
 	}
 	cla := &endpointv3.ClusterLoadAssignment{ClusterName: c.Cluster, Endpoints: []*endpointv3.LocalityLbEndpoints{{}}}
 	for _, a := range c.Control {
-		host, port, err := splitHostPort(a)
-		if err != nil {
-			return nil, err
-		}
+		host, port, _ := splitHostPort(a)
 		cla.Endpoints[0].LbEndpoints = append(cla.Endpoints[0].LbEndpoints, endpoint(&corev3.Address{
 			Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{
 				Address: host, PortSpecifier: &corev3.SocketAddress_PortValue{PortValue: port},
 			}},
 		}))
 	}
-	out, err := http2Cluster(c.Cluster)
-	if err != nil {
-		return nil, err
-	}
+	out := http2Cluster(c.Cluster)
 	out.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: kind}
 	out.ConnectTimeout = durationpb.New(connectTimeout)
 	out.TransportSocket = c.TransportSocket
 	out.LoadAssignment = cla
-	return out, nil
+	return out
 }
 
 // bootstrap returns the bootstrap fields that bound Envoy's memory and connections, and those for
@@ -169,28 +151,15 @@ func (c Config) bootstrap() *bootstrapv3.Bootstrap {
 	return b
 }
 
-func http2Cluster(name string) (*clusterv3.Cluster, error) {
-	options, err := pack(resources.HTTP2Options(maxStreams))
-	if err != nil {
-		return nil, err
-	}
+func http2Cluster(name string) *clusterv3.Cluster {
 	return &clusterv3.Cluster{
 		Name: name,
 		TypedExtensionProtocolOptions: map[string]*anypb.Any{
-			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options,
+			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": resources.Wrap(resources.HTTP2Options(maxStreams)),
 		},
-	}, nil
+	}
 }
 
 func endpoint(a *corev3.Address) *endpointv3.LbEndpoint {
 	return &endpointv3.LbEndpoint{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{Address: a}}}
-}
-
-// pack packs a message into an Any, deterministically.
-func pack(m proto.Message) (*anypb.Any, error) {
-	a := new(anypb.Any)
-	if err := anypb.MarshalFrom(a, m, proto.MarshalOptions{Deterministic: true}); err != nil {
-		return nil, err
-	}
-	return a, nil
 }

@@ -45,21 +45,10 @@ const (
 // upstream has received such a request, so none is served twice.
 func InternalListener(c Config) (*EnvoyConfig, error) {
 	c = c.complete()
-	h, err := c.renderInternalListener()
-	if err != nil {
+	if err := c.validate(); err != nil {
 		return nil, fmt.Errorf("attach: %w", err)
 	}
-	return h, nil
-}
-
-func (c Config) renderInternalListener() (*EnvoyConfig, error) {
-	if err := c.validate(); err != nil {
-		return nil, err
-	}
-	manager, err := c.connectionManager()
-	if err != nil {
-		return nil, err
-	}
+	manager := c.connectionManager()
 	manager.StatPrefix = c.Listener
 	manager.HttpFilters = append(manager.HttpFilters, resources.RouterFilter())
 	// The connection comes from the same Envoy, which has already set the client's
@@ -69,61 +58,35 @@ func (c Config) renderInternalListener() (*EnvoyConfig, error) {
 	manager.StreamIdleTimeout = durationpb.New(idleTimeout)
 	manager.Http2ProtocolOptions = resources.HTTP2Options(maxStreams).GetExplicitHttpConfig().GetHttp2ProtocolOptions()
 	manager.Http2ProtocolOptions.ConnectionKeepalive = nil // the connection does not leave the process
-	packed, err := pack(manager)
-	if err != nil {
-		return nil, err
-	}
-	control, err := c.controlCluster()
-	if err != nil {
-		return nil, err
-	}
-	internal, err := internalCluster(c.Listener)
-	if err != nil {
-		return nil, err
-	}
-	extension, err := pack(&internalv3.InternalListener{})
-	if err != nil {
-		return nil, err
-	}
 	h := &EnvoyConfig{
-		Clusters: []*clusterv3.Cluster{control, internal},
+		Clusters: []*clusterv3.Cluster{c.controlCluster(), internalCluster(c.Listener)},
 		Listener: &listenerv3.Listener{
 			Name:              c.Listener,
 			ListenerSpecifier: &listenerv3.Listener_InternalListener{InternalListener: &listenerv3.Listener_InternalListenerConfig{}},
 			FilterChains: []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{{
 				Name:       "envoy.filters.network.http_connection_manager",
-				ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: packed},
+				ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: resources.Wrap(manager)},
 			}}}},
 			PerConnectionBufferLimitBytes: wrapperspb.UInt32(c.ConnectionBuffer()),
 		},
 		Route:     route(InternalCluster),
 		Bootstrap: c.bootstrap(),
 	}
-	h.Bootstrap.BootstrapExtensions = []*corev3.TypedExtensionConfig{{Name: "envoy.bootstrap.internal_listener", TypedConfig: extension}}
+	h.Bootstrap.BootstrapExtensions = []*corev3.TypedExtensionConfig{{Name: "envoy.bootstrap.internal_listener", TypedConfig: resources.Wrap(&internalv3.InternalListener{})}}
 	if c.Fallback == "" {
 		return h, nil
 	}
-	either, err := aggregateCluster(c.Fallback)
-	if err != nil {
-		return nil, err
-	}
-	h.Clusters = append(h.Clusters, either)
+	h.Clusters = append(h.Clusters, aggregateCluster(c.Fallback))
 	h.Route = route(fallbackCluster)
-	h.Route.GetRoute().RetryPolicy, err = fallbackRetryPolicy()
-	if err != nil {
-		return nil, err
-	}
+	h.Route.GetRoute().RetryPolicy = fallbackRetryPolicy()
 	h.Route.RequestBodyBufferLimit = wrapperspb.UInt64(uint64(c.bodyLimit()))
 	return h, nil
 }
 
 // internalCluster returns the cluster that leads to the internal listener, over
 // HTTP/2 with one connection per worker.
-func internalCluster(listener string) (*clusterv3.Cluster, error) {
-	c, err := http2Cluster(InternalCluster)
-	if err != nil {
-		return nil, err
-	}
+func internalCluster(listener string) *clusterv3.Cluster {
+	c := http2Cluster(InternalCluster)
 	c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}
 	c.CircuitBreakers = highLimits()
 	c.LoadAssignment = &endpointv3.ClusterLoadAssignment{ClusterName: InternalCluster, Endpoints: []*endpointv3.LocalityLbEndpoints{{
@@ -133,23 +96,20 @@ func internalCluster(listener string) (*clusterv3.Cluster, error) {
 			}},
 		})},
 	}}}
-	return c, nil
+	return c
 }
 
 // aggregateCluster returns the cluster that prefers the internal listener to the
 // fallback.
-func aggregateCluster(fallback string) (*clusterv3.Cluster, error) {
-	config, err := pack(&aggregatev3.ClusterConfig{Clusters: []string{InternalCluster, fallback}})
-	if err != nil {
-		return nil, err
-	}
+func aggregateCluster(fallback string) *clusterv3.Cluster {
+	config := resources.Wrap(&aggregatev3.ClusterConfig{Clusters: []string{InternalCluster, fallback}})
 	return &clusterv3.Cluster{
 		Name:                 fallbackCluster,
 		LbPolicy:             clusterv3.Cluster_CLUSTER_PROVIDED,
 		ClusterDiscoveryType: &clusterv3.Cluster_ClusterType{ClusterType: &clusterv3.Cluster_CustomClusterType{Name: "envoy.clusters.aggregate", TypedConfig: config}},
 		// Retries count here, and right after Envoy's start every request is retried.
 		CircuitBreakers: highLimits(),
-	}, nil
+	}
 }
 
 func highLimits() *clusterv3.CircuitBreakers {
@@ -173,11 +133,8 @@ func route(cluster string) *routev3.Route {
 
 // fallbackRetryPolicy retries a request once, on the fallback cluster, when the internal
 // listener marks it as unrouted, or ends without an answer, as it does when it is removed.
-func fallbackRetryPolicy() (*routev3.RetryPolicy, error) {
-	behind, err := pack(&previousprioritiesv3.PreviousPrioritiesConfig{UpdateFrequency: 1})
-	if err != nil {
-		return nil, err
-	}
+func fallbackRetryPolicy() *routev3.RetryPolicy {
+	behind := resources.Wrap(&previousprioritiesv3.PreviousPrioritiesConfig{UpdateFrequency: 1})
 	return &routev3.RetryPolicy{
 		RetryOn:    resources.RetryOn,
 		NumRetries: wrapperspb.UInt32(1),
@@ -191,5 +148,5 @@ func fallbackRetryPolicy() (*routev3.RetryPolicy, error) {
 		RetryBackOff: &routev3.RetryPolicy_RetryBackOff{
 			BaseInterval: durationpb.New(fallbackBackoff), MaxInterval: durationpb.New(fallbackMaxBackoff),
 		},
-	}, nil
+	}
 }
