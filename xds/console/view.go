@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // View is all that the page shows at one moment, as JSON in each event. Every list is bounded by
@@ -95,11 +96,9 @@ type Slot struct {
 	Stable    string `json:"stable"`              // what the fleet runs
 	Candidate string `json:"candidate,omitempty"` // what is promoted, and to which goal
 	// Nodes counts the hosts that report the slot.
-	Nodes       int         `json:"nodes"`
-	OnStable    int         `json:"on_stable"`
-	OnCandidate int         `json:"on_candidate"`
-	Refusing    int         `json:"refusing"`
-	Phases      []SlotPhase `json:"phases"`
+	Nodes    int         `json:"nodes"`
+	Refusing int         `json:"refusing"`
+	Phases   []SlotPhase `json:"phases"`
 	// Hosts are some hosts, those with a problem first; Nodes has the number of all.
 	Hosts []SlotHost `json:"hosts"`
 }
@@ -136,24 +135,7 @@ type Migrations struct {
 	StallP50 float64 `json:"stall_p50"`
 	StallP99 float64 `json:"stall_p99"`
 	// CopiesTried are the pulls of prompts' beginnings that ended within the last minute, Copied those that succeeded.
-	Copied      int         `json:"copied"`
-	CopiesTried int         `json:"copies_tried"`
-	Latest      []Migration `json:"latest"` // newest first
-}
-
-// Migration is one migration of a request.
-type Migration struct {
-	ID      string          `json:"id"`
-	Request string          `json:"request"`
-	Cause   string          `json:"cause"`
-	From    string          `json:"from"`
-	To      string          `json:"to"`
-	Way     string          `json:"way"` // live, handoff or reprompt, and the transport
-	State   string          `json:"state"`
-	Reason  string          `json:"reason,omitempty"`
-	Tokens  policies.Tokens `json:"tokens"`
-	Bytes   int64           `json:"bytes"`
-	Stall   float64         `json:"stall_seconds"`
-	Seconds float64         `json:"seconds"`
-	Ago     float64         `json:"ago_seconds"` // since the last report
+	Copied      int                    `json:"copied"`
+	CopiesTried int                    `json:"copies_tried"`
+	Latest      []loadreport.Migration `json:"latest"` // newest first
 }

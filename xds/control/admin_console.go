@@ -146,7 +146,7 @@ func movesOf(m Model, recent []loadreport.Migration, now time.Time) []console.Mo
 
 // migrationsOf returns the latest migrations and the sums of the window.
 func migrationsOf(recent []loadreport.Migration, running int, now time.Time) console.Migrations {
-	out := console.Migrations{Running: running, Latest: []console.Migration{}}
+	out := console.Migrations{Running: running, Latest: []loadreport.Migration{}}
 	var stalls []float64
 	for _, g := range recent {
 		if g.Cause == loadreport.CausePrefix {
@@ -159,14 +159,7 @@ func migrationsOf(recent []loadreport.Migration, running int, now time.Time) con
 			continue
 		}
 		if len(out.Latest) < consoleMigrations {
-			way := g.Method
-			if g.Transport != "" {
-				way += ", " + g.Transport
-			}
-			out.Latest = append(out.Latest, console.Migration{
-				ID: g.ID, Request: g.Request, Cause: g.Cause, From: string(g.From), To: string(g.To), Way: way, State: g.State, Reason: g.Reason,
-				Tokens: g.Tokens, Bytes: g.Bytes, Stall: rounded(g.Stall), Seconds: rounded(g.Seconds), Ago: math.Round(now.Sub(g.Reported).Seconds()),
-			})
+			out.Latest = append(out.Latest, g)
 		}
 		if now.Sub(g.Reported) >= consoleWindow {
 			continue
@@ -212,9 +205,9 @@ func slotsOf(slots []PolicySlot) []console.Slot {
 	out := []console.Slot{}
 	for _, s := range slots {
 		slot := console.Slot{Slot: string(s.Slot), Stable: "native", Nodes: len(s.Nodes), Phases: []console.SlotPhase{}, Hosts: []console.SlotHost{}}
-		stable, candidate := lifecycle.Native, lifecycle.Native
+		candidate := lifecycle.Native
 		if s.Stable != nil {
-			slot.Stable, stable = describeModule(*s.Stable), s.Stable.Generation
+			slot.Stable = describeModule(*s.Stable)
 		}
 		if t := s.Candidate; t != nil {
 			slot.Candidate, candidate = describeModule(t.PolicyModule)+", to "+t.Goal.String(), t.Generation
@@ -228,13 +221,8 @@ func slotsOf(slots []PolicySlot) []console.Slot {
 		phases := make(map[[2]string]int)
 		for _, n := range s.Nodes {
 			host := slotHostOf(n, candidate)
-			switch {
-			case n.Refused != "":
+			if n.Refused != "" {
 				slot.Refusing++
-			case n.Active == stable:
-				slot.OnStable++
-			case n.Active == candidate:
-				slot.OnCandidate++
 			}
 			phases[[2]string{host.Module, host.Phase}]++
 			slot.Hosts = append(slot.Hosts, host)

@@ -6,7 +6,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/xds/fleet"
-	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // Devices is what GET /devices answers: where the replicas' KV caches are, as
@@ -51,20 +50,13 @@ func devicesOf(s *fleet.Snapshot) Devices {
 			model.Links = &m.Links
 		}
 		for _, r := range m.Replicas {
-			d := Device{Replica: r.ID, Topology: r.Topology, Transports: transportsOf(r.Routes), Note: r.Note}
+			d := Device{Replica: r.ID, Topology: r.Topology, Transports: r.Routes, Note: r.Note}
 			if r.Stage >= 0 {
 				d.Stage = stageOf(r.Stage, m.Plan.Stages[r.Stage]).Name
 			}
 			model.Replicas = append(model.Replicas, d)
 		}
 		out.Models = append(out.Models, model)
-	}
-	return out
-}
-
-func transportsOf(routes []loadreport.Route) (out []Transport) {
-	for _, t := range routes {
-		out = append(out, Transport{Name: t.Transport, Peer: t.Peer, State: t.State, Reason: t.Reason, Rate: t.Rate, Path: t.Path})
 	}
 	return out
 }

@@ -100,7 +100,7 @@ func TestMigrations(t *testing.T) {
 	f.startReports(t, c)
 	testkit.WaitFor(t, "both migrations", func() bool { return len(c.Migrations(time.Time{}, 10).Migrations) == 2 })
 	st := waitFor(t, c, "the transports", func(s Status) bool { return len(s.Models[0].Stages[0].Replicas[0].Transports) > 0 })
-	if got := st.Models[0].Stages[0].Replicas[0].Transports[0]; got != (Transport{"tcp", "r1", "held", "it broke", 5, ""}) {
+	if got := st.Models[0].Stages[0].Replicas[0].Transports[0]; got != (Transport{Name: "tcp", Peer: "r1", State: "held", Reason: "it broke", Rate: 5}) {
 		t.Errorf("transport %+v", got)
 	}
 	ask := func(query string) (m Migrations, code int) {
@@ -111,7 +111,7 @@ func TestMigrations(t *testing.T) {
 		return m, code
 	}
 	all, code := ask("")
-	if code != 200 || len(all.Migrations) != 2 || all.Migrations[0].ID != "r0/2" || all.Migrations[0].Started != nil {
+	if code != 200 || len(all.Migrations) != 2 || all.Migrations[0].ID != "r0/2" || !all.Migrations[0].Started.IsZero() {
 		t.Fatalf("%d %+v", code, all)
 	}
 	if got := all.Migrations[1]; got.State != "done" || got.Bytes != 4096 || got.Transport != "shm" || got.Stall != 0.0008 || got.Started.UnixMicro() != move.StartedUnixMicros {

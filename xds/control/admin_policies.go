@@ -60,13 +60,7 @@ type PolicyCandidate struct {
 }
 
 // PolicyRollback is a generation that never runs again.
-type PolicyRollback struct {
-	Generation lifecycle.Generation `json:"generation"`
-	Name       string               `json:"name,omitempty"`
-	Reason     string               `json:"reason"`
-	By         string               `json:"by,omitempty"` // an operator, or the control plane that planned
-	At         time.Time            `json:"at"`
-}
+type PolicyRollback = policyslots.Ended
 
 // PolicyNode is a slot on one host: a replica's migrator or a control plane.
 type PolicyNode struct {
@@ -81,7 +75,7 @@ type PolicySummary struct {
 	Slot      lifecycle.Kind   `json:"slot"`
 	Stable    *PolicyModule    `json:"stable,omitempty"` // absent: the native policy
 	Candidate *PolicyCandidate `json:"candidate,omitempty"`
-	// Nodes counts the hosts that have the slot and reported recently. On OnStable of
+	// Nodes counts the hosts that have the slot and reported recently, or refused it by xDS. On OnStable of
 	// them the stable generation decides, or the native policy if there is none; on
 	// OnCandidate the candidate; Refusing refuse both.
 	Nodes       int `json:"nodes"`
@@ -142,7 +136,8 @@ func policySummaries(slots []PolicySlot, reports []policyslots.Report, now time.
 		for i := range sum.Hosts {
 			n := &sum.Hosts[i]
 			n.Modules = nil
-			if n.ReportAge == nil || *n.ReportAge > policyslots.FreshFor.Seconds() {
+			refusedOnly := n.ReportAge == nil && n.Refused != "" // a NACK over an open stream
+			if !refusedOnly && (n.ReportAge == nil || *n.ReportAge > policyslots.FreshFor.Seconds()) {
 				continue
 			}
 			sum.Nodes++
@@ -168,12 +163,9 @@ func (s *PolicySummary) setRejected(g lifecycle.Generation, now time.Time, repor
 }
 
 func policySlotOf(s policyslots.Slot) PolicySlot {
-	out := PolicySlot{Slot: s.Kind, Stable: policyModuleOf(s.Stable), Previous: policyModuleOf(s.Previous), Nodes: []PolicyNode{}}
+	out := PolicySlot{Slot: s.Kind, Stable: policyModuleOf(s.Stable), Previous: policyModuleOf(s.Previous), RolledBack: s.Ended, Nodes: []PolicyNode{}}
 	if t := s.Candidate; t != nil {
 		out.Candidate = &PolicyCandidate{*policyModuleOf(&t.Module), t.Goal, t.Permille, t.Scope, t.Since}
-	}
-	for _, e := range s.Ended {
-		out.RolledBack = append(out.RolledBack, PolicyRollback(e))
 	}
 	return out
 }

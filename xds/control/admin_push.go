@@ -5,9 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"mime"
-	"mime/multipart"
 	"net/http"
 	"os"
 	"strings"
@@ -56,7 +54,7 @@ type Admitted struct {
 // Bounds of a push.
 const (
 	// maxPush bounds the body: a module and its signature in base64, with the
-	// syntax of JSON or multipart.
+	// syntax of JSON.
 	maxPush     = (policyslots.MaxModule+policyslots.MaxSignature+policyslots.MaxConfiguration)*4/3 + 64<<10
 	pushTimeout = 25 * time.Second
 	// uploadTimeout is how long the body may take of pushTimeout, and
@@ -69,8 +67,7 @@ var errTooLarge = fmt.Errorf("module or signature too large: the limits are %d M
 
 // handlePush answers POST /policies/push?slot=&goal=&permille=&scope=&by=,
 // where slot may be repeated. The body is JSON with the base64 of "module" and
-// "signature", or a form with those two files, and with "configuration" if the
-// module takes one.
+// "signature", and of "configuration" if the module takes one.
 func (c *Control) handlePush(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), pushTimeout)
 	defer cancel()
@@ -206,18 +203,11 @@ type pushBody struct {
 
 // readPush reads the body of a push.
 func readPush(r *http.Request) (body pushBody, err error) {
-	kind, params, err := mime.ParseMediaType(r.Header.Get("content-type"))
-	switch {
-	case err == nil && kind == "application/json":
-		if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
-			return body, bodyError(err)
-		}
-	case err == nil && kind == "multipart/form-data":
-		if body, err = readForm(multipart.NewReader(r.Body, params["boundary"])); err != nil {
-			return body, err
-		}
-	default:
-		return body, badRequest("content type: must be JSON with the base64 of module and signature, or a multipart form with these files")
+	if kind, _, err := mime.ParseMediaType(r.Header.Get("content-type")); err != nil || kind != "application/json" {
+		return body, badRequest("content type: must be application/json, with the base64 of module and signature")
+	}
+	if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+		return body, bodyError(err)
 	}
 	switch {
 	case len(body.Module) > policyslots.MaxModule || len(body.Signature) > policyslots.MaxSignature:
@@ -240,29 +230,4 @@ func bodyError(err error) error {
 		return err
 	}
 	return badRequest("body: " + err.Error())
-}
-
-func readForm(m *multipart.Reader) (body pushBody, err error) {
-	for {
-		part, err := m.NextPart()
-		if errors.Is(err, io.EOF) {
-			return body, nil
-		}
-		if err != nil {
-			return body, bodyError(err)
-		}
-		switch part.FormName() {
-		case "module":
-			body.Module, err = io.ReadAll(io.LimitReader(part, policyslots.MaxModule+1))
-		case "configuration":
-			body.Configuration, err = io.ReadAll(io.LimitReader(part, policyslots.MaxConfiguration+1))
-		case "signature":
-			body.Signature, err = io.ReadAll(io.LimitReader(part, policyslots.MaxSignature+1))
-		default:
-			err = fmt.Errorf("part %.40q: must be module, signature or configuration", part.FormName())
-		}
-		if err != nil {
-			return body, bodyError(err)
-		}
-	}
 }

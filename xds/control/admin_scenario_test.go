@@ -24,7 +24,7 @@ import (
 //	                                  and prints the status and the error, or "ok"
 //
 // Options: host=, type=, body=; header=none; module=TEXT with signature=TEXT or
-// generation=N, as a form. LONG in a path is an id of 10,000 bytes. show=WORD prints the lines of the response that contain it.
+// generation=N, as a push. LONG in a path is an id of 10,000 bytes. show=WORD prints the lines of the response that contain it.
 // The module and the signature "large" exceed their limits, the body "large" that of a
 // push.
 func TestAdminScenarios(t *testing.T) {

@@ -26,10 +26,11 @@ type Status struct {
 	Phase          string         `json:"phase"`
 	// Error says why the newest view is not published; empty when it is.
 	Error string `json:"error,omitempty"`
-	// Faults lists what does not work, the most serious first.
-	Faults []Fault `json:"faults,omitempty"`
-	Models []Model `json:"models"`
-	Nodes  []Node  `json:"nodes"`
+	// Verdict says whether the fleet is well, and Faults lists what does not work, the most serious first.
+	Verdict Verdict `json:"verdict"`
+	Faults  []Fault `json:"faults,omitempty"`
+	Models  []Model `json:"models"`
+	Nodes   []Node  `json:"nodes"`
 	// Groups are the groups of proxies, in the order in which they get plans.
 	Groups []Group `json:"groups"`
 	// Refused are the plans that were rolled back because proxies refused them, oldest
@@ -177,17 +178,7 @@ type EngineLoad struct {
 }
 
 // Transport is a transport by which a replica may pull KV blocks.
-type Transport struct {
-	Name string `json:"name"`
-	// Peer is the source of the blocks; absent for an entry about all peers.
-	Peer   policies.ReplicaID `json:"peer,omitempty"`
-	State  string             `json:"state"`            // ready, held (tried last for a while), broken, unsuited (to the memory that the KV cache is in) or unknown (the engine is away)
-	Reason string             `json:"reason,omitempty"` // why it is not ready
-	// Rate of its pulls in bytes per second; absent when none was measured.
-	Rate float64 `json:"bytes_per_second,omitempty"`
-	// Path is the path of links to the peer, as far as it is known.
-	Path string `json:"path,omitempty"`
-}
+type Transport = loadreport.Route
 
 // Change is one entry of the plan history.
 type Change struct {
@@ -317,7 +308,7 @@ func replicaOf(r fleet.ReplicaState, now time.Time) Replica {
 	if !r.HealthSince.IsZero() {
 		out.HealthSeconds = now.Sub(r.HealthSince).Seconds()
 	}
-	out.Transports = transportsOf(r.Routes)
+	out.Transports = r.Routes
 	if !r.Reported.IsZero() {
 		age := now.Sub(r.Reported).Seconds()
 		out.ReportAge = &age

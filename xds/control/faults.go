@@ -185,7 +185,8 @@ func modelFaults(s *fleet.Snapshot, now time.Time) (out []Fault) {
 		}
 		var states []string
 		var since time.Time
-		for _, r := range m.Replicas {
+		all := slices.DeleteFunc(slices.Clone(m.Replicas), func(r fleet.ReplicaState) bool { return r.Prefill }) // they take no requests
+		for _, r := range all {
 			if r.Health == resources.Healthy {
 				states = nil
 				break
@@ -200,7 +201,7 @@ func modelFaults(s *fleet.Snapshot, now time.Time) (out []Fault) {
 		if len(states) == 0 {
 			continue
 		}
-		if more := len(m.Replicas) - len(states); more > 0 {
+		if more := len(all) - len(states); more > 0 {
 			states = append(states, fmt.Sprintf("and %d more", more))
 		}
 		out = append(out, Fault{

@@ -12,9 +12,12 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
+	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/routing"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -118,6 +121,59 @@ func TestFaultsOfHosts(t *testing.T) {
 	f.replicas[0].setReport(func(m *api.LoadReport) { m.EngineReady, m.EngineHung = true, false })
 	f.replicas[1].setReport(func(m *api.LoadReport) { m.Problems, m.Slots = nil, nil })
 	waitFor(t, c, "no fault again", func(s Status) bool { return len(s.Faults) == 0 })
+}
+
+// TestVerdict checks that a fleet without a plan is not well, and that only requests or orders that fail are worse.
+func TestVerdict(t *testing.T) {
+	one, failing := []Fault{{Kind: FaultReplica}}, []Fault{{Kind: FaultReplica}, {Kind: FaultModel, NotReady: true}}
+	for _, c := range []struct {
+		faults []Fault
+		epoch  policies.Epoch
+		want   Verdict
+	}{{nil, 0, Starting}, {one, 0, Starting}, {failing, 0, NotReady}, {nil, 1, Well}, {one, 1, Faulty}, {failing, 1, NotReady}} {
+		if got := VerdictOf(c.faults, c.epoch); got != c.want {
+			t.Errorf("%v, epoch %d: %s, want %s", c.faults, c.epoch, got, c.want)
+		}
+	}
+}
+
+// TestModelFault checks that a model whose replicas take no requests is named, also while one that computes prompts for
+// them is healthy.
+func TestModelFault(t *testing.T) {
+	replica := func(id policies.ReplicaID, health resources.Health, prefill bool) fleet.ReplicaState {
+		return fleet.ReplicaState{Endpoint: resources.Endpoint{Replica: policies.Replica{ID: id, Prefill: prefill}, Health: health}}
+	}
+	dead, draining, prefill := replica("r0", resources.Unhealthy, false), replica("r1", resources.Draining, false), replica("p0", resources.Healthy, true)
+	for _, c := range []struct {
+		replicas []fleet.ReplicaState
+		want     string // "": no fault
+	}{
+		{[]fleet.ReplicaState{dead, replica("r1", resources.Healthy, false)}, ""},
+		{[]fleet.ReplicaState{dead, draining}, "no replica takes requests: r0 is unhealthy, r1 is draining"},
+		{[]fleet.ReplicaState{dead, prefill}, "no replica takes requests: r0 is unhealthy"},
+		{slices.Repeat([]fleet.ReplicaState{dead}, 10), "r0 is unhealthy, and 2 more"},
+	} {
+		s := &fleet.Snapshot{Models: []fleet.ModelState{{Model: resources.Model{Name: "m"}, Replicas: c.replicas}}}
+		got := modelFaults(s, time.Now())
+		if c.want == "" && len(got) == 0 {
+			continue
+		}
+		if len(got) != 1 || got[0].Kind != FaultModel || got[0].Object != "m" || !got[0].NotReady || !strings.HasSuffix(got[0].Text, c.want) {
+			t.Errorf("%+v, want %q", got, c.want)
+		}
+	}
+}
+
+// TestPolicyRefusedByNACK checks that a host which refuses a module by xDS, and reports nothing of the slot, is counted
+// and named.
+func TestPolicyRefusedByNACK(t *testing.T) {
+	now := time.Now()
+	nodes := []Node{{ID: "migrator/r0", Connected: true, Slots: map[lifecycle.Kind]publish.SlotReply{lifecycle.Place: {Refused: "not a module"}}}}
+	stored := []policyslots.Slot{{Kind: lifecycle.Place, Stable: &policyslots.Module{Generation: 3}}}
+	sums := policySummaries(policySlots(stored, nil, nodes, now), nil, now)
+	if got := policyFaults(sums); sums[0].Nodes != 1 || sums[0].Refusing != 1 || len(got) != 1 || !strings.Contains(got[0].Text, "1 of 1 hosts refuse") || !strings.Contains(got[0].Text, "not a module") {
+		t.Errorf("slot %+v, faults %+v", sums, got)
+	}
 }
 
 // TestUnroutedProxy checks what is said of a proxy that has never accepted a configuration, that the fleet is not ready

@@ -1,9 +1,11 @@
 package control
 
 import (
+	"slices"
 	"sync"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 )
@@ -58,7 +60,32 @@ func (c *Control) look(now time.Time, snapshot *fleet.Snapshot) *observation {
 	slots := policySlots(c.slots.stored(), reports, published.Nodes, now)
 	s.Policies, s.Plaintext = policySummaries(slots, reports, now), c.cfg.Plaintext
 	s.Faults = c.faults(snapshot, published, s.Policies, now)
+	s.Verdict = VerdictOf(s.Faults, s.Epoch)
 	return &observation{s, published, slots}
+}
+
+// Verdict says whether a fleet is well, as its faults say.
+type Verdict string
+
+// The verdicts, the worst first.
+const (
+	NotReady Verdict = "not_ready" // requests or operators' orders fail
+	Starting Verdict = "starting"  // there is no plan yet
+	Faulty   Verdict = "faults"
+	Well     Verdict = "ok"
+)
+
+// VerdictOf returns the verdict on a fleet whose newest plan has an epoch; 0: there is none.
+func VerdictOf(faults []Fault, epoch policies.Epoch) Verdict {
+	switch {
+	case slices.ContainsFunc(faults, func(f Fault) bool { return f.NotReady }):
+		return NotReady
+	case epoch == 0:
+		return Starting
+	case len(faults) > 0:
+		return Faulty
+	}
+	return Well
 }
 
 // Status returns what GET /status answers: at most a second old, and not older than the last order and the

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"mime/multipart"
 	"net/http"
 	"slices"
 	"sync"
@@ -54,19 +53,13 @@ func (n *fakeAdmitter) Admit(_ context.Context, p Push) (Admitted, error) {
 	return a, nil
 }
 
-// push pushes a module as a form.
+// push pushes a module.
 func push(t *testing.T, c *runningControl, query string, module []byte, signature string) (int, string) {
 	t.Helper()
-	var body bytes.Buffer
-	form := multipart.NewWriter(&body)
-	for name, data := range map[string][]byte{"module": module, "signature": []byte(signature)} {
-		w := testkit.Must(form.CreateFormFile(name, name))
-		testkit.Must(w.Write(data))
-	}
-	form.Close()
+	body := testkit.Must(json.Marshal(pushBody{Module: module, Signature: []byte(signature)}))
 	return post(t, c, "/policies/push?"+query, func(r *http.Request) {
-		r.Header.Set("content-type", form.FormDataContentType())
-		r.Body, r.ContentLength = io.NopCloser(&body), int64(body.Len())
+		r.Header.Set("content-type", "application/json")
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 	})
 }
 

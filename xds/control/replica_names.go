@@ -66,7 +66,8 @@ func (n *replicaNames) start(list []policies.Replica) ([]policies.Replica, error
 	return resolved, nil
 }
 
-// set replaces the list. If apply refuses it, the list before it stays in force.
+// set replaces the list. If apply refuses it, the list before it stays in force, with the addresses that have been found
+// meanwhile.
 func (n *replicaNames) set(list []policies.Replica) error {
 	n.looking.Lock()
 	defer n.looking.Unlock()
@@ -76,10 +77,12 @@ func (n *replicaNames) set(list []policies.Replica) error {
 	n.mu.Unlock()
 	n.lookUp(context.Background())
 	err := n.applyPending()
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	if err != nil {
-		n.mu.Lock()
-		n.list, n.pending = before, false
-		n.mu.Unlock()
+		n.list = before // still pending: its names may have new addresses
+	} else {
+		n.refused = nil
 	}
 	return err
 }

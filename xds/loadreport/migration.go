@@ -9,26 +9,27 @@ import (
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
-// Migration is one migration as the replica that began it last reported it.
+// Migration is one migration as the replica that began it last reported it. Its tags are the names in GET /migrations,
+// where fields are only ever added.
 type Migration struct {
-	ID       string // reporter/number; the same in every report of the migration
-	Request  string // the stream that it moves
-	Cause    string // growth, cheaper, outlier, drain, spill, prefill, engine lost; CausePrefix for a prefix pull
-	FrontEnd policies.ReplicaID
-	From     policies.ReplicaID
-	To       policies.ReplicaID
-	Method   string // live, reprompt, handoff
+	ID       string             `json:"id"`      // reporter/number; the same in every report of the migration
+	Request  string             `json:"request"` // the stream that it moves
+	Cause    string             `json:"cause"`   // growth, cheaper, outlier, drain, spill, prefill, engine lost; CausePrefix for a prefix pull
+	FrontEnd policies.ReplicaID `json:"frontend"`
+	From     policies.ReplicaID `json:"from"`
+	To       policies.ReplicaID `json:"to"`
+	Method   string             `json:"method"` // live, reprompt, handoff
 	// Transport is what carried the blocks; empty where none had to be.
-	Transport string
-	State     string // MigrationDone and MigrationAborted are final
-	Reason    string // of an abort
-	Rounds    int
-	Tokens    policies.Tokens // length of the request when the migration began
-	Bytes     int64           // copied
-	Stall     float64         // seconds without a token for the client
-	Seconds   float64         // from the grant to the end, or until the report
-	Started   time.Time       // by the reporter's clock
-	Reported  time.Time       // when the control plane received the last report of it, by its own clock
+	Transport string          `json:"transport,omitempty"`
+	State     string          `json:"state"`            // MigrationDone and MigrationAborted are final
+	Reason    string          `json:"reason,omitempty"` // of an abort
+	Rounds    int             `json:"rounds"`
+	Tokens    policies.Tokens `json:"tokens"`           // length of the request when the migration began
+	Bytes     int64           `json:"bytes"`            // copied
+	Stall     float64         `json:"stall_seconds"`    // without a token for the client
+	Seconds   float64         `json:"seconds"`          // from the grant to the end, or until the report
+	Started   time.Time       `json:"started,omitzero"` // by the reporter's clock
+	Reported  time.Time       `json:"reported"`         // when the control plane received the last report of it, by its own clock
 }
 
 // CausePrefix is the cause of a prefix pull: not the request moves, but the KV of its prompt's beginning,

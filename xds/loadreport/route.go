@@ -7,14 +7,14 @@ import (
 )
 
 // Route is one transport by which a replica may pull KV blocks, as its migrator
-// last reported it.
+// last reported it. Its tags are the names in GET /status.
 type Route struct {
-	Transport string
-	Peer      policies.ReplicaID // the replica that the blocks come from; empty: any
-	State     string             // RouteReady, RouteHeld, RouteBroken, RouteUnsuited or RouteUnknown
-	Reason    string             // why it is not ready
-	Rate      float64            // bytes per second of its pulls; 0: not measured
-	Path      string             // the links between the two, as far as they are known
+	Name   string             `json:"name"`                       // of the transport
+	Peer   policies.ReplicaID `json:"peer,omitempty"`             // the replica that the blocks come from; empty: any
+	State  string             `json:"state"`                      // RouteReady, RouteHeld, RouteBroken, RouteUnsuited or RouteUnknown
+	Reason string             `json:"reason,omitempty"`           // why it is not ready
+	Rate   float64            `json:"bytes_per_second,omitempty"` // of its pulls; 0: not measured
+	Path   string             `json:"path,omitempty"`             // the links between the two, as far as they are known
 }
 
 // The states of a route.
@@ -43,7 +43,7 @@ func decodeRoutes(list []*api.Route) (routes []Route, dropped int) {
 			continue
 		}
 		routes = append(routes, Route{
-			Transport: r.GetTransport(), Peer: policies.ReplicaID(r.GetPeer()), State: state, Reason: cleantext.Truncate(r.GetReason(), maxReason),
+			Name: r.GetTransport(), Peer: policies.ReplicaID(r.GetPeer()), State: state, Reason: cleantext.Truncate(r.GetReason(), maxReason),
 			Rate: r.GetBytesPerSecond(), Path: cleantext.Truncate(r.GetPath(), maxReason),
 		})
 	}

@@ -8,7 +8,9 @@ import (
 
 	"charm.land/lipgloss/v2"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
@@ -120,10 +122,12 @@ func (d *drawing) header() line {
 		l = l.add(faint, "  asking the control plane …")
 	case s.Verdict == Away:
 		l = l.add(plain, "  ").add(badge, "NO ANSWER")
-	case s.Verdict == NotReady:
+	case s.Verdict == control.NotReady:
 		l = l.add(plain, "  ").add(badge, "NOT READY").add(bad, " requests or orders fail")
-	case s.Verdict == Faulty:
-		l = l.add(plain, "  ").add(warning, plural(len(s.Faults), "FAULT"))
+	case s.Verdict == control.Starting:
+		l = l.add(plain, "  ").add(warning, "STARTING")
+	case s.Verdict == control.Faulty:
+		l = l.add(plain, "  ").add(warning, strings.ToUpper(cli.Plural(len(s.Faults), "fault")))
 	default:
 		l = l.add(plain, "  ").add(good, "OK")
 	}
@@ -170,7 +174,7 @@ func (d *drawing) planLine() line {
 	if s.PublishedEpoch < s.Epoch {
 		l = l.add(warning, fmt.Sprintf(", proxies have %d (%s)", s.PublishedEpoch, s.Phase))
 	}
-	l = l.add(plain, fmt.Sprintf("  %.1f req/s  %s", s.Rate, plural(s.Present, "replica")))
+	l = l.add(plain, fmt.Sprintf("  %.1f req/s  %s", s.Rate, cli.Plural(s.Present, "replica")))
 	if s.Desired > 0 {
 		l = l.add(plain, fmt.Sprintf(", %d wanted", s.Desired))
 	}
@@ -184,7 +188,7 @@ func (d *drawing) planLine() line {
 func (d *drawing) faultLines(n int) (f Frame) {
 	for i, fault := range d.shown.Faults {
 		if i == n-1 && len(d.shown.Faults) > n {
-			rest := fmt.Sprintf("… and %s: cascade status", plural(len(d.shown.Faults)-i, "more fault"))
+			rest := fmt.Sprintf("… and %s: cascade status", cli.Plural(len(d.shown.Faults)-i, "more fault"))
 			return append(f, line{{rest, warning}})
 		}
 		t := warning
@@ -204,7 +208,7 @@ func (d *drawing) faultLines(n int) (f Frame) {
 func (d *drawing) stageLines(n int) (f Frame) {
 	for i, st := range d.shown.Stages {
 		if i == n-1 && len(d.shown.Stages) > n {
-			return append(f, line{{fmt.Sprintf("… and %s", plural(len(d.shown.Stages)-i, "more stage")), faint}})
+			return append(f, line{{fmt.Sprintf("… and %s", cli.Plural(len(d.shown.Stages)-i, "more stage")), faint}})
 		}
 		l := line{}.add(strong, fit(st.Name, 3)).add(plain, fit(formatRange(st.Low, st.High), 18))
 		up := fmt.Sprintf("%d/%d up", st.Healthy, st.Replicas)
@@ -460,17 +464,6 @@ func loadTone(load float64) tone {
 func bar(share float64, cells int) string {
 	n := int(math.Round(min(max(share, 0), 1) * float64(cells)))
 	return strings.Repeat("█", n) + strings.Repeat("░", cells-n)
-}
-
-// plural returns a number of things.
-func plural(n int, thing string) string {
-	if n == 1 {
-		return fmt.Sprintf("%d %s", n, thing)
-	}
-	if strings.ToUpper(thing) == thing {
-		return fmt.Sprintf("%d %sS", n, thing)
-	}
-	return fmt.Sprintf("%d %ss", n, thing)
 }
 
 // age returns a time in seconds, minutes or hours.

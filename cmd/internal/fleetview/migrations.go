@@ -26,7 +26,7 @@ func WriteMigrations(w io.Writer, m control.Migrations) error {
 	}
 	for _, migration := range m.Migrations {
 		began, method, state := "–", migration.Method, migration.State
-		if migration.Started != nil {
+		if !migration.Started.IsZero() {
 			began = migration.Started.Local().Format(time.TimeOnly)
 		}
 		if migration.Transport != "" {
@@ -37,7 +37,7 @@ func WriteMigrations(w io.Writer, m control.Migrations) error {
 		}
 		t.Rows = append(t.Rows, []string{
 			began, migration.Request, migration.Cause,
-			string(migration.Frontend), string(migration.From), string(migration.To), method, state,
+			string(migration.FrontEnd), string(migration.From), string(migration.To), method, state,
 			fmt.Sprint(int64(migration.Tokens)), fmt.Sprint(migration.Rounds), formatBytes(migration.Bytes),
 			formatSeconds(migration.Stall), formatSeconds(migration.Seconds),
 		})

@@ -41,16 +41,11 @@ type Shown struct {
 	Proxies    []Proxy     `json:"proxies"`
 }
 
-// Verdict says whether a fleet is well.
-type Verdict string
+// Verdict is the verdict of the status, or Away.
+type Verdict = control.Verdict
 
-// The verdicts, the worst first. NotReady and Faulty are those of "cascade status".
-const (
-	Away     Verdict = "away"      // no control plane answers
-	NotReady Verdict = "not_ready" // requests or operators' orders fail
-	Faulty   Verdict = "faults"
-	Well     Verdict = "ok"
-)
+// Away is the verdict while no control plane answers.
+const Away Verdict = "away"
 
 // Stage is one stage of the plan in force.
 type Stage struct {
@@ -114,7 +109,7 @@ type Proxy struct {
 func Show(m Model) Shown {
 	st := m.last.Status
 	out := Shown{
-		Time: m.now, Control: Clean(m.control), Verdict: Well,
+		Time: m.now, Control: Clean(m.control), Verdict: st.Verdict,
 		Epoch: st.Epoch, PublishedEpoch: st.PublishedEpoch, Phase: Clean(st.Phase),
 		Faults: []control.Fault{}, Models: []string{}, Stages: []Stage{},
 		Replicas: []Replica{}, Migrations: []Migration{}, Proxies: []Proxy{},
@@ -122,12 +117,6 @@ func Show(m Model) Shown {
 	for _, f := range st.Faults {
 		f.Kind, f.Object, f.Text = Clean(f.Kind), Clean(f.Object), Clean(f.Text)
 		out.Faults = append(out.Faults, f)
-		switch {
-		case f.NotReady:
-			out.Verdict = NotReady
-		case out.Verdict == Well:
-			out.Verdict = Faulty
-		}
 	}
 	if !m.awaySince.IsZero() {
 		since := m.awaySince
@@ -228,9 +217,12 @@ func share(part, whole policies.Tokens) float64 {
 // addMigration adds a migration that the filter does not hide.
 func (s *Shown) addMigration(m Model, x control.Migration) {
 	row := Migration{
-		Began: x.Started, Request: Clean(x.Request), From: Clean(string(x.From)), To: Clean(string(x.To)),
+		Request: Clean(x.Request), From: Clean(string(x.From)), To: Clean(string(x.To)),
 		Cause:  Clean(x.Cause),
 		Method: Clean(x.Method), State: Clean(x.State), Tokens: int64(x.Tokens), Stall: x.Stall,
+	}
+	if !x.Started.IsZero() {
+		row.Began = &x.Started
 	}
 	if x.Reason != "" {
 		row.State += ": " + Clean(x.Reason)

@@ -77,7 +77,7 @@ func readyLine(st control.Status) string {
 			healthy += count(r.Health == resources.Healthy.String())
 		}
 	}
-	if st.Epoch == 0 {
+	if st.Verdict == control.Starting {
 		return "STARTING: there is no plan yet"
 	}
 	return fmt.Sprintf("OK: %d of %s take requests", healthy, cli.Plural(all, "replica"))

@@ -24,7 +24,7 @@ var noon = time.Date(2026, 1, 2, 12, 0, 0, 0, time.UTC)
 
 // fleet is the answer of a fleet of so many replicas in three stages, of which one drains and one is lost.
 func fleet(replicas int) Answer {
-	at := func(seconds int) *time.Time { t := noon.Add(-time.Duration(seconds) * time.Second); return &t }
+	at := func(seconds int) time.Time { return noon.Add(-time.Duration(seconds) * time.Second) }
 	length := func(t policies.Tokens) *policies.Tokens { return &t }
 	m := control.Model{
 		Name: "llama-3.1-8b", Context: 131072, Epoch: 12, Reason: "better plan", Planner: "plan in force is the best", Seen: 12345, Rate: 41.25,
@@ -54,7 +54,7 @@ func fleet(replicas int) Answer {
 	}
 	a := Answer{Control: "127.0.0.1:18001", At: noon, Took: time.Millisecond}
 	a.Status = control.Status{
-		Time: noon, Epoch: 12, PublishedEpoch: 12, Phase: "idle", Models: []control.Model{m, {Name: "qwen-3-32b", Context: 32768, Epoch: 9, Stages: []control.Stage{{Name: "s0", Replicas: []control.Replica{{ID: "q0", Health: "healthy", Held: 10}, {ID: "q1", Health: "healthy", Held: 5}}}}}},
+		Time: noon, Verdict: control.Well, Epoch: 12, PublishedEpoch: 12, Phase: "idle", Models: []control.Model{m, {Name: "qwen-3-32b", Context: 32768, Epoch: 9, Stages: []control.Stage{{Name: "s0", Replicas: []control.Replica{{ID: "q0", Health: "healthy", Held: 10}, {ID: "q1", Health: "healthy", Held: 5}}}}}},
 		Nodes: []control.Node{
 			{ID: "edge-1", State: "current", Connected: true, Current: true, Epoch: 12}, {ID: "edge-0", State: "current", Connected: true, Current: true, Epoch: 12},
 			{ID: "edge-2", State: "refuses", Connected: true, Refusing: true, Epoch: 11, NACKs: 3, LastError: "RDS cascade: duplicate domain"},
@@ -76,7 +76,7 @@ func (a Answer) fault(notReady bool) Answer {
 		{Kind: "rollout", Object: "plan", Text: "edge-2 refuses what other proxies of its group run", Seconds: 7300},
 		{Kind: "certificate", Object: "migrator r2", Text: "its certificate expires in 2 h"},
 	}
-	a.Status.PublishedEpoch, a.Status.Phase = 11, "watch"
+	a.Status.PublishedEpoch, a.Status.Phase, a.Status.Verdict = 11, "watch", map[bool]Verdict{true: control.NotReady, false: control.Faulty}[notReady]
 	return a
 }
 
@@ -141,7 +141,7 @@ func TestFrames(t *testing.T) {
 		"ascii":          {answer: fleet(8).fault(false), width: 80, height: 24, cfg: Config{ASCII: true}},
 		"small":          {answer: fleet(8).fault(true), width: 40, height: 10},
 		"too-small":      {answer: fleet(8), width: 30, height: 5},
-		"empty":          {answer: Answer{Control: "127.0.0.1:18001", At: noon}, width: 80, height: 24},
+		"empty":          {answer: Answer{Control: "127.0.0.1:18001", At: noon, Status: control.Status{Verdict: control.Starting}}, width: 80, height: 24},
 		"hostile":        {answer: hostileFleet(), width: 100, height: 30},
 		"one-stage-many": {answer: fleet(1000), width: 80, height: 24, keys: "G"},
 	} {
@@ -378,7 +378,7 @@ func TestAwayAndBack(t *testing.T) {
 		t.Errorf("never an answer:\n%s", text)
 	}
 	m = update(m, fleet(8))
-	if s := Show(m); s.Verdict != Well || s.AwaySince != nil {
+	if s := Show(m); s.Verdict != control.Well || s.AwaySince != nil {
 		t.Errorf("an answer: %+v", s)
 	}
 	for i := range 3 {
@@ -391,7 +391,7 @@ func TestAwayAndBack(t *testing.T) {
 	if text := Draw(m).String(); !strings.Contains(text, "3 min old") {
 		t.Errorf("the age of what is shown is missing:\n%s", text)
 	}
-	if s := Show(update(m, fleet(8).fault(true))); s.Verdict != NotReady || s.AwaySince != nil || s.Error != "" {
+	if s := Show(update(m, fleet(8).fault(true))); s.Verdict != control.NotReady || s.AwaySince != nil || s.Error != "" {
 		t.Errorf("back: %+v", s)
 	}
 }

@@ -53,7 +53,7 @@ function render() {
   setText(byId("plane"), view.name ?? "");
   parts.verdict.update(view);
   parts.models.update(view);
-  parts.migrations.update(view.migrations);
+  parts.migrations.update(view.migrations, view.time);
   parts.proxies.update(view);
   parts.slots.update(view.slots);
   const model = chosen();

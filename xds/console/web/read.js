@@ -1,12 +1,5 @@
 // What the page shows: the status of the control plane, joined with what the console adds.
 
-// stateOf is the verdict on a fleet: no fault (ok), faults, requests or orders that fail (not_ready), or no plan yet.
-function stateOf({ faults = [], epoch }) {
-  if (faults.some((f) => f.not_ready)) return "not_ready";
-  if (epoch === 0) return "starting";
-  return faults.length > 0 ? "faults" : "ok";
-}
-
 // leadership says which control plane plans; "" where there is only one.
 function leadership(planner) {
   if (!planner.shared) return "";
@@ -38,7 +31,7 @@ function proxy(n) {
 
 export function read({ status, advice, models, ...more }) {
   return {
-    ...status, ...more, state: stateOf(status), leadership: leadership(status.planner),
+    ...status, ...more, state: status.verdict, leadership: leadership(status.planner),
     faults: (status.faults ?? []).map((f) => ({ ...f, ...advice[f.kind] })),
     models: status.models.map((m, i) => model(m, models[i])),
     proxies: status.nodes.map(proxy),

@@ -112,11 +112,11 @@ export class Models {
 export class Migrations {
   constructor() {
     this.table = new Table(byId("migrations"), "Latest migrations, newest first", [
-      text("When", (m) => (m.ago_seconds < 1 ? "now" : `${duration(m.ago_seconds)} ago`)),
+      text("When", (m) => this.ago(m)),
       text("Cause", (m) => m.cause),
       text("From", (m) => m.from),
       text("To", (m) => m.to),
-      text("Way", (m) => m.way),
+      text("Way", (m) => (m.transport ? `${m.method}, ${m.transport}` : m.method)),
       { label: "State", cell: (td, m) => mark(td, m.state === "done" ? "●" : m.state === "aborted" ? "✕" : "◐", m.state === "done" ? "healthy" : m.state === "aborted" ? "unhealthy" : "draining", m.state, m.reason ?? "") },
       number("Stall", (m) => seconds(m.stall_seconds)),
       number("Length", (m) => count(m.tokens)),
@@ -125,7 +125,13 @@ export class Migrations {
     ], (m) => m.id, "No request has migrated yet.");
   }
 
-  update(migrations) {
+  ago(m) {
+    const passed = (this.now - new Date(m.reported)) / 1000;
+    return passed < 1 ? "now" : `${duration(passed)} ago`;
+  }
+
+  update(migrations, time) {
+    this.now = new Date(time);
     this.table.update(migrations.latest);
     let note = `Last minute: ${count(migrations.done)} done, ${count(migrations.aborted)} aborted; ${count(migrations.running)} in progress`;
     if (migrations.copies_tried > 0) note += `; beginnings of prompts copied: ${count(migrations.copied)} of ${count(migrations.copies_tried)} tried`;

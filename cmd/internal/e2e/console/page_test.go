@@ -13,6 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/console"
 	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // TestVerdict checks what a page says first: well, then a fault with its meaning, its remedy and a
@@ -77,8 +78,8 @@ func TestVerdict(t *testing.T) {
 // word of the tables breaks, and that the legend has all five bands of load.
 func TestWidths(t *testing.T) {
 	v := fleetView(24)
-	v.Migrations.Latest = append(v.Migrations.Latest, console.Migration{ID: "r2/1", Request: "chatcmpl-3f2b8c1e5a7d4e6f9b0c1d2e3f4a5b6c", Cause: "engine lost", From: "llama-0", To: "llama-11",
-		Way: "handoff, cascade", State: "aborted", Reason: "its engine was lost while the blocks were copied", Tokens: 104_858, Bytes: 12_884_901_888, Stall: 0.0412, Seconds: 1.2, Ago: 44})
+	v.Migrations.Latest = append(v.Migrations.Latest, loadreport.Migration{ID: "r2/1", Request: "chatcmpl-3f2b8c1e5a7d4e6f9b0c1d2e3f4a5b6c", Cause: "engine lost", From: "llama-0", To: "llama-11",
+		Method: "handoff", Transport: "cascade", State: "aborted", Reason: "its engine was lost while the blocks were copied", Tokens: 104_858, Bytes: 12_884_901_888, Stall: 0.0412, Seconds: 1.2, Reported: time.Now().Add(-44 * time.Second)})
 	for _, width := range []int64{1100, 1280, 1400} {
 		b := openTab(t, width, 900)
 		b.open(newSite(t, &scripted{view: v}).url())
@@ -151,7 +152,7 @@ func TestHostileNames(t *testing.T) {
 	v.Slots[0].Slot, v.Slots[0].Stable, v.Slots[0].Candidate, v.Slots[0].Phases[0].Phase = hostile, hostile, hostile, hostile
 	v.Slots[0].Hosts[0] = console.SlotHost{Host: hostile, Module: hostile, Phase: hostile, Problem: hostile}
 	g := &v.Migrations.Latest[0]
-	g.Request, g.Cause, g.From, g.To, g.Way, g.State, g.Reason = hostile, hostile, hostile, hostile, hostile, hostile, hostile
+	g.Request, g.Cause, g.From, g.To, g.Method, g.Transport, g.State, g.Reason = hostile, hostile, hostile, hostile, hostile, hostile, hostile, hostile
 	source := &scripted{view: v}
 	b := openTab(t, 1440, 900)
 	b.open(newSite(t, source).url())

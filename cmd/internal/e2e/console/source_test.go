@@ -14,6 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/console"
 	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // fakePage is what a page shows.
@@ -42,7 +43,7 @@ func (s *scripted) View(now time.Time) console.View {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v, status := s.view.View, s.view.Status
-	status.Time, v.Advice = now, make(map[string]console.Advice)
+	status.Time, status.Verdict, v.Advice = now, control.VerdictOf(status.Faults, status.Epoch), make(map[string]console.Advice)
 	for _, f := range status.Faults {
 		v.Advice[f.Kind], _ = console.AdviceFor(f.Kind)
 	}
@@ -154,11 +155,11 @@ func fleetView(replicas int) fakePage {
 		Nodes: []control.Node{{ID: "envoy@edge-1", State: "current", Connected: true, Current: true, Epoch: 12}, {ID: "envoy@edge-2", State: "current", Connected: true, Current: true, Epoch: 12, NACKs: 1}},
 	}, View: console.View{
 		Name: "control-1", Models: []console.Model{more}, Mixes: []string{"chat", "mixed"},
-		Slots: []console.Slot{{Slot: "place", Stable: "place-cheapest 1.0.0, generation 3", Candidate: "place-cheapest 1.1.0, generation 4, to canary 10 ‰", Nodes: 8, OnStable: 8,
+		Slots: []console.Slot{{Slot: "place", Stable: "place-cheapest 1.0.0, generation 3", Candidate: "place-cheapest 1.1.0, generation 4, to canary 10 ‰", Nodes: 8,
 			Phases: []console.SlotPhase{{Module: "generation 4", Phase: "shadow", Hosts: 6}, {Module: "generation 4", Phase: "canary", Hosts: 2}}, Hosts: []console.SlotHost{{Host: "r0", Module: "generation 4", Phase: "shadow"}}}},
-		Migrations: console.Migrations{Running: 1, Done: 20, Aborted: 1, StallP50: 0.0041, StallP99: 0.0192, Latest: []console.Migration{
-			{ID: "r0/2", Request: "cmpl-81", Cause: "growth", From: "r0", To: "r3", Way: "live, shm", State: "done", Tokens: 4101, Bytes: 500 << 20, Stall: 0.0041, Seconds: 0.3, Ago: 2},
-			{ID: "r1/7", Request: "cmpl-64", Cause: "outlier", From: "r1", To: "r2", Way: "reprompt", State: "aborted", Reason: "the target is full", Tokens: 900, Ago: 9}}},
+		Migrations: console.Migrations{Running: 1, Done: 20, Aborted: 1, StallP50: 0.0041, StallP99: 0.0192, Latest: []loadreport.Migration{
+			{ID: "r0/2", Request: "cmpl-81", Cause: "growth", From: "r0", To: "r3", Method: "live", Transport: "shm", State: "done", Tokens: 4101, Bytes: 500 << 20, Stall: 0.0041, Seconds: 0.3, Reported: time.Now().Add(-2 * time.Second)},
+			{ID: "r1/7", Request: "cmpl-64", Cause: "outlier", From: "r1", To: "r2", Method: "reprompt", State: "aborted", Reason: "the target is full", Tokens: 900, Reported: time.Now().Add(-9 * time.Second)}}},
 	}}
 }
 

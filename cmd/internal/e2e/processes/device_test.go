@@ -84,7 +84,7 @@ func TestDeviceDown(t *testing.T) {
 		return age != nil && *age < time.Since(enough).Seconds()
 	})
 	for _, m := range h.migrations() {
-		if m.To == "r2" && m.Started != nil && m.Started.After(began) {
+		if m.To == "r2" && m.Started.After(began) {
 			t.Errorf("a request migrates to a replica that cannot receive it: %+v", m)
 		}
 	}
