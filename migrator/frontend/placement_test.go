@@ -89,10 +89,11 @@ func TestForwardFallsBack(t *testing.T) {
 		serve("its engine is away", f.target(1))
 		b.unhealthy.Store(false)
 		fb.waitForReady(true)
+		fb.cfg.TrustDomain = "example.org"
+		serve("it does not accept this front end", f.target(1))
+		fb.cfg.TrustDomain = ""
 		fb.Drain()
 		serve("it drains", f.target(1))
-		fb.cfg.TrustDomain = "example.org"
-		serve("it does not know this front end", f.target(1))
 		if got := fb.Status().Load; got.Running+got.Waiting != 0 {
 			t.Errorf("the peer still counts %+v", got)
 		}
