@@ -113,7 +113,7 @@ func TestSuccessorFails(t *testing.T) {
 			f, err := os.Open(os.DevNull)
 			testkit.NoError(t, err)
 			defer f.Close()
-			if err := send(conn, packet{Step: "ask"}, f); err != nil {
+			if err := send(conn, packet{Step: "ask"}, int(f.Fd())); err != nil {
 				t.Error(err)
 			}
 			if _, _, err := receive(conn, "listeners", patience); err == nil || !strings.Contains(err.Error(), "1 sockets came with 0 names") {
@@ -367,13 +367,22 @@ func askAs(path string, uid int) error {
 // TestTakeListenerMatchesAddress checks that a socket is not used if its address differs from the
 // one in the present file.
 func TestTakeListenerMatchesAddress(t *testing.T) {
-	for want, good := range map[string]bool{"127.0.0.1:0": true, "127.0.0.1:1": false, "127.0.0.2:0": false, ":0": true, "nonsense": false} {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+	// Listeners on all interfaces are one socket of both families, however the address is written.
+	for _, c := range []struct {
+		listens, want string
+		good          bool
+	}{
+		{"127.0.0.1:0", "127.0.0.1:0", true}, {"127.0.0.1:0", "127.0.0.1:1", false}, {"127.0.0.1:0", "127.0.0.2:0", false},
+		{"127.0.0.1:0", "nonsense", false}, {"127.0.0.1:0", ":0", false}, {"127.0.0.1:0", "0.0.0.0:0", false},
+		{"0.0.0.0:0", "0.0.0.0:0", true}, {"0.0.0.0:0", ":0", true}, {"0.0.0.0:0", "[::]:0", true}, {"[::]:0", "0.0.0.0:0", true},
+		{"0.0.0.0:0", "127.0.0.1:0", false},
+	} {
+		l, err := net.Listen("tcp", c.listens)
 		testkit.NoError(t, err)
-		c := &Takeover{Listeners: map[string]net.Listener{"clients": l}}
-		got := c.TakeListener("clients", want)
-		if (got != nil) != good || c.TakeListener("clients", want) != nil {
-			t.Errorf("%s: %v", want, got)
+		taken := &Takeover{Listeners: map[string]net.Listener{"clients": l}}
+		got := taken.TakeListener("clients", c.want)
+		if (got != nil) != c.good || taken.TakeListener("clients", c.want) != nil {
+			t.Errorf("listening at %s, asked for %s: %v", l.Addr(), c.want, got)
 		}
 		l.Close()
 	}
@@ -443,7 +452,7 @@ func TestPath(t *testing.T) {
 	file := filepath.Join(dir, "file")
 	testkit.NoError(t, os.Symlink(dir, file))
 	for dir, want := range map[string]string{
-		open: "is open to other users", file: "is not a directory", filepath.Join(dir, strings.Repeat("x", 100)): "too long",
+		open: "must be a directory of this user with mode 0700; it has mode 0755", file: "must be a directory of this user", filepath.Join(dir, strings.Repeat("x", 100)): "too long",
 	} {
 		if _, err := Path(dir, "r0", "127.0.0.1:9000"); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", dir, err)
@@ -468,4 +477,29 @@ func FuzzPacket(f *testing.F) {
 			t.Fatalf("accepted: %+v", m)
 		}
 	})
+}
+
+// TestFewDescriptors has a successor ask while the process has no descriptor left: the process goes on serving the
+// path, and the next successor takes over.
+func TestFewDescriptors(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		testkit.Skip(t, testkit.Unavailable{What: "this system does not hand over", Remedy: "run it on Linux"})
+	}
+	h := newServingProcess(t)
+	fd := testkit.Must(unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0))
+	defer unix.Close(fd)
+	var limit unix.Rlimit
+	testkit.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	testkit.NoError(t, unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: limit.Max}, nil))
+	err := unix.Connect(fd, &unix.SockaddrUnix{Name: h.path})
+	time.Sleep(10 * time.Millisecond) // in which the process fails to accept
+	testkit.NoError(t, errors.Join(err, unix.Prlimit(0, unix.RLIMIT_NOFILE, &limit, nil)))
+	unix.Shutdown(fd, unix.SHUT_RDWR)
+	c, err := Begin(t.Context(), h.path)
+	testkit.NoError(t, err)
+	if c.Process != os.Getpid() {
+		t.Error("the process does not serve its path any more")
+	}
+	c.Abandon()
+	h.stopAndCheck(t)
 }

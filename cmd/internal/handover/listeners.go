@@ -3,12 +3,16 @@ package handover
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // ErrStopped is the error of Add after StopAccepting.
@@ -88,23 +92,32 @@ func (d *Listeners) stopAccepting(late <-chan time.Time) {
 	}
 }
 
-// files returns duplicates of the open sockets, sorted by name.
-func (d *Listeners) files() (names []string, files []*os.File, err error) {
+// duplicate returns duplicates of the open sockets, sorted by name. The caller closes them.
+func (d *Listeners) duplicate() (names []string, sockets []int, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for name := range d.open {
-		names = append(names, name)
-	}
-	slices.Sort(names)
+	names = slices.Sorted(maps.Keys(d.open))
 	for _, name := range names {
-		f, err := d.open[name].File()
+		fd, err := duplicate(d.open[name])
 		if err != nil {
-			closeAll(files)
+			for _, fd := range sockets {
+				unix.Close(fd)
+			}
 			return nil, nil, fmt.Errorf("listener %s: %w", name, err)
 		}
-		files = append(files, f)
+		sockets = append(sockets, fd)
 	}
-	return names, files, nil
+	return names, sockets, nil
+}
+
+// duplicate returns a descriptor of a socket. An os.File's would make the socket block, also for its server.
+func duplicate(s socket) (fd int, err error) {
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	failed := raw.Control(func(own uintptr) { fd, err = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0) })
+	return fd, errors.Join(failed, err)
 }
 
 func closeAll(files []*os.File) {
@@ -116,7 +129,7 @@ func closeAll(files []*os.File) {
 // socket is a listening socket whose descriptor another process can get.
 type socket interface {
 	net.Listener
-	File() (*os.File, error)
+	syscall.Conn
 }
 
 // listener is a listener that can stop accepting without being closed. It

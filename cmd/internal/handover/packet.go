@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cascadeinfer/cascade/internal/unixsocket"
 )
 
 // version is the version of the handover protocol; a process rejects another one.
@@ -39,8 +41,8 @@ type packet struct {
 	Reason    string   `json:"reason,omitempty"` // set in the step "refused"
 }
 
-// send writes a packet with files within stepTimeout.
-func send(conn *net.UnixConn, m packet, files ...*os.File) error {
+// send writes a packet with sockets, by their descriptors, within stepTimeout.
+func send(conn *net.UnixConn, m packet, sockets ...int) error {
 	m.Version = version
 	body, err := json.Marshal(m)
 	if err != nil {
@@ -49,33 +51,12 @@ func send(conn *net.UnixConn, m packet, files ...*os.File) error {
 	if err := conn.SetWriteDeadline(time.Now().Add(stepTimeout)); err != nil {
 		return err
 	}
-	var fds []int
-	// The descriptors are used inside Control, so that the files stay non-blocking: the mode
-	// belongs to the socket, which other descriptors share.
-	var control func(i int) error
-	control = func(i int) error {
-		if i < len(files) {
-			raw, err := files[i].SyscallConn()
-			if err != nil {
-				return err
-			}
-			var inner error
-			if err := raw.Control(func(fd uintptr) {
-				fds = append(fds, int(fd))
-				inner = control(i + 1)
-			}); err != nil {
-				return err
-			}
-			return inner
-		}
-		var rights []byte
-		if len(fds) > 0 {
-			rights = unix.UnixRights(fds...)
-		}
-		_, _, err := conn.WriteMsgUnix(body, rights, nil)
-		return err
+	var rights []byte
+	if len(sockets) > 0 {
+		rights = unix.UnixRights(sockets...)
 	}
-	return control(0)
+	_, _, err = conn.WriteMsgUnix(body, rights, nil)
+	return err
 }
 
 // receive reads the next packet, which must be of the given step, and its files,
@@ -89,7 +70,7 @@ func receive(conn *net.UnixConn, step string, within time.Duration) (m packet, f
 	if err != nil {
 		return m, nil, err
 	}
-	files, err = parseFiles(rights[:rn])
+	files, err = unixsocket.ParseFiles(rights[:rn], "socket")
 	defer func() {
 		if err != nil {
 			closeAll(files)
@@ -134,25 +115,4 @@ func decode(body []byte, step string) (m packet, err error) {
 		return m, fmt.Errorf("too many sockets: %d with %q", len(m.Listeners), step)
 	}
 	return m, nil
-}
-
-// parseFiles returns the files in control messages.
-func parseFiles(rights []byte) (files []*os.File, err error) {
-	if len(rights) == 0 {
-		return nil, nil
-	}
-	all, err := unix.ParseSocketControlMessage(rights)
-	if err != nil {
-		return nil, err
-	}
-	for _, c := range all {
-		fds, err := unix.ParseUnixRights(&c)
-		if err != nil {
-			continue // not files
-		}
-		for _, fd := range fds {
-			files = append(files, os.NewFile(uintptr(fd), "socket"))
-		}
-	}
-	return files, nil
 }

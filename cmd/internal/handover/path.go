@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/cascadeinfer/cascade/internal/unixsocket"
 )
 
 // maxPath is the longest path of a Unix socket, in bytes, with room for
@@ -38,7 +40,7 @@ func RuntimeDir() string {
 func Path(dir, name, address string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err == nil {
-		err = ensurePrivate(dir)
+		err = unixsocket.PrepareDir(dir)
 	}
 	if err != nil {
 		return "", fmt.Errorf("runtime directory: %w", err)
@@ -53,26 +55,6 @@ func Path(dir, name, address string) (string, error) {
 		return "", fmt.Errorf("runtime directory: %s is too long for the path of a Unix socket; choose a shorter one", dir)
 	}
 	return path, nil
-}
-
-// ensurePrivate creates dir, or checks that only the process's user has access.
-func ensurePrivate(dir string) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	var st unix.Stat_t
-	if err := unix.Lstat(dir, &st); err != nil {
-		return fmt.Errorf("%s: %w", dir, err)
-	}
-	switch {
-	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return fmt.Errorf("%s is not a directory; choose another one", dir)
-	case int(st.Uid) != os.Geteuid():
-		return fmt.Errorf("%s belongs to user %d; choose a directory of your own", dir, st.Uid)
-	case st.Mode&0o077 != 0:
-		return fmt.Errorf("%s is open to other users; make it private (chmod 700) or choose another one", dir)
-	}
-	return nil
 }
 
 // lock waits until no other process holds the path's lock, and acquires it. Closing the file, or

@@ -7,7 +7,15 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cascadeinfer/cascade/internal/unixsocket"
 )
+
+// acceptRetry is the time between two attempts to accept a successor while the process has no descriptor left.
+const acceptRetry = 100 * time.Millisecond
 
 // Config configures Serve.
 type Config struct {
@@ -82,6 +90,15 @@ func (p *Server) Serve(ctx context.Context, cfg Config) (*Link, error) {
 			}
 			return nil, context.Cause(ctx)
 		}
+		if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+			// The successor, which waits, may be the one with a higher limit.
+			cfg.Logger.Warn("handover delayed: no file descriptor is left", "error", err)
+			select {
+			case <-time.After(acceptRetry):
+			case <-ctx.Done():
+			}
+			continue
+		}
 		if err != nil {
 			return nil, fmt.Errorf("handover: %s: %w", p.path, err)
 		}
@@ -119,8 +136,8 @@ func (p *Server) Close() {
 func (p *Server) handOver(ctx context.Context, conn *net.UnixConn, cfg Config) error {
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
-	if err := checkPeer(conn); err != nil {
-		return err
+	if err := unixsocket.CheckPeer(conn); err != nil {
+		return fmt.Errorf("sockets are handed over to processes of the same user only: %w", err)
 	}
 	m, _, err := receive(conn, "ask", stepTimeout)
 	if err != nil {
@@ -144,16 +161,18 @@ func (p *Server) handOver(ctx context.Context, conn *net.UnixConn, cfg Config) e
 
 // sendListeners sends the sockets and waits until the successor serves them.
 func (p *Server) sendListeners(conn *net.UnixConn, d *Listeners) error {
-	names, files, err := d.files()
+	names, sockets, err := d.duplicate()
 	if err != nil {
 		_ = send(conn, packet{Step: "refused", Reason: err.Error()})
 		return err
 	}
-	defer closeAll(files)
-	if err := send(conn, packet{Step: "listeners", Process: os.Getpid(), Listeners: names}, files...); err != nil {
+	err = send(conn, packet{Step: "listeners", Process: os.Getpid(), Listeners: names}, sockets...)
+	for _, fd := range sockets {
+		unix.Close(fd)
+	}
+	if err != nil {
 		return err
 	}
-	closeAll(files)
 	_, _, err = receive(conn, "ready", readyTimeout)
 	return err
 }

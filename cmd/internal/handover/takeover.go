@@ -6,9 +6,15 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"runtime"
 	"sync"
 	"syscall"
+
+	"github.com/cascadeinfer/cascade/internal/unixsocket"
 )
+
+// supported reports whether this system supports handover.
+const supported = runtime.GOOS == "linux"
 
 // Takeover is a process's exclusive right to take over at a path, from Begin to Finish or Abandon.
 // Only one goroutine may use it.
@@ -57,8 +63,8 @@ func (c *Takeover) begin(ctx context.Context) (err error) {
 
 // requestListeners receives the sockets.
 func (c *Takeover) requestListeners() error {
-	if err := checkPeer(c.conn); err != nil {
-		return err
+	if err := unixsocket.CheckPeer(c.conn); err != nil {
+		return fmt.Errorf("sockets are taken over from processes of the same user only: %w", err)
 	}
 	if err := send(c.conn, packet{Step: "ask", Process: os.Getpid()}); err != nil {
 		return err
@@ -95,14 +101,21 @@ func (c *Takeover) TakeListener(name, address string) net.Listener {
 	return l
 }
 
-// listensAt reports whether the address of a socket is the one that is asked for; see TakeListener.
+// listensAt reports whether the address of a socket is the one that is asked for; see TakeListener. An address of all
+// interfaces has several spellings: a listener at 0.0.0.0 serves both families, and says that it is at [::].
 func listensAt(have net.Addr, address string) bool {
-	if have.Network() == "unix" {
+	at, ok := have.(*net.TCPAddr)
+	if !ok {
 		return have.String() == address
 	}
 	want, err := net.ResolveTCPAddr("tcp", address)
-	at, ok := have.(*net.TCPAddr)
-	return err == nil && ok && (want.IP.Equal(at.IP) || len(want.IP) == 0) && (want.Port == 0 || want.Port == at.Port)
+	if err != nil || want.Port != 0 && want.Port != at.Port {
+		return false
+	}
+	if len(want.IP) == 0 || want.IP.IsUnspecified() {
+		return at.IP.IsUnspecified()
+	}
+	return want.IP.Equal(at.IP)
 }
 
 // Finish reports to the running process, if any, that this one accepts, waits until it has stopped
