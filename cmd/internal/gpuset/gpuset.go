@@ -34,8 +34,6 @@ const (
 type Config struct {
 	// CUDA and NVML are sonames or paths; "" means the host's driver.
 	CUDA, NVML string
-	// Groups sets Groups of cuda.GPUConfig.
-	Groups int
 	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 }
@@ -86,7 +84,7 @@ func (g *Set) openGPULocked(index int) (*cuda.GPU, error) {
 	if index < 0 || index >= n {
 		return nil, fmt.Errorf("gpu %d does not exist: the driver lists %d GPUs for this process", index, n)
 	}
-	gpu, err := cuda.NewGPU(cuda.GPUConfig{Driver: g.driver, Ordinal: index, Groups: g.config.Groups})
+	gpu, err := cuda.NewGPU(cuda.GPUConfig{Driver: g.driver, Ordinal: index})
 	if err != nil {
 		return nil, err
 	}
@@ -133,14 +131,16 @@ func (g *Set) openByUUID(uuid [16]byte) (*cuda.GPU, error) {
 	if err != nil {
 		return nil, err
 	}
+	var unread error
 	for i := range n {
-		gpu, err := g.openGPULocked(i)
-		if err != nil {
-			return nil, err
+		info, err := g.driver.Device(i)
+		if err == nil && info.UUID == uuid {
+			return g.openGPULocked(i)
 		}
-		if gpu.Device().UUID == uuid {
-			return gpu, nil
-		}
+		unread = errors.Join(unread, err) // another GPU may have failed
+	}
+	if unread != nil {
+		return nil, fmt.Errorf("the engine's GPU %s is not one of those that the driver describes: %w", hex.EncodeToString(uuid[:]), unread)
 	}
 	return nil, fmt.Errorf("the engine's GPU %s is not one of the %d GPUs that the driver lists for this process", hex.EncodeToString(uuid[:]), n)
 }
