@@ -3,11 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
-	"log/slog"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
 	"github.com/cascadeinfer/cascade/cmd/internal/cli"
@@ -73,7 +70,7 @@ To remove the state:
 			return controld.Run(cmd.Context(), controld.Config{
 				Fleet: file, Path: path, Own: own, Metrics: metrics, Logger: log,
 				OpenState: func(f *wiring.Fleet) (*store.Store, error) { return openState(f, kubeconfig) },
-				Started:   func(line string) { a.Announce(slog.LevelInfo, "%s", line) },
+				Started:   a.AnnounceReady,
 			})
 		},
 	}
@@ -105,30 +102,9 @@ func repairPlan(ctx context.Context, a *cli.App, fleet wiring.Fleet, kubeconfig 
 	return planrepair.Run(ctx, planrepair.Config{Store: state, Fleet: fleet, From: from, Out: a.Stdout, Problems: a.Stderr})
 }
 
-// kubeconfigFlag adds --kubeconfig.
-func kubeconfigFlag(c *cobra.Command, to *string) {
-	c.Flags().StringVar(to, "kubeconfig", "", "file that says where the API server is and how to log in; default: the ServiceAccount of this Pod")
-}
-
-// loadKubeconfig returns how to reach the API server.
-func loadKubeconfig(path string) (*rest.Config, error) {
-	if path == "" {
-		c, err := rest.InClusterConfig()
-		if err != nil {
-			return nil, fmt.Errorf("the ServiceAccount of this Pod: %w; outside a cluster, name a file with --kubeconfig", err)
-		}
-		return c, nil
-	}
-	c, err := clientcmd.BuildConfigFromFlags("", path)
-	if err != nil {
-		return nil, fmt.Errorf("--kubeconfig %s: %w", path, err)
-	}
-	return c, nil
-}
-
 // openKubernetes returns a state in Kubernetes. The caller closes it.
 func openKubernetes(namespace, name, kubeconfig string) (*store.Store, error) {
-	server, err := loadKubeconfig(kubeconfig)
+	server, _, err := loadKubeconfig(kubeconfig)
 	if err == nil {
 		var c *kubernetes.Client
 		if c, err = kubernetes.New(kubernetes.Config{REST: server, Namespace: namespace, Name: name}); err == nil {

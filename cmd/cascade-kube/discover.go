@@ -8,17 +8,11 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/cascadeinfer/cascade/cmd/cascade-kube/internal/clusterwatch"
 	"github.com/cascadeinfer/cascade/cmd/internal/adminserver"
@@ -108,7 +102,7 @@ fleet file is written, and /metrics has cascade_discovery_… .`,
 	f.StringVarP(&d.namespace, "namespace", "n", "", "namespace of the pool or Service; default: the Pod's own, or the kubeconfig's")
 	f.StringVar(&d.pool, "pool", "", "InferencePool that selects the Pods")
 	f.StringVar(&d.service, "service", "", "Service that selects the Pods")
-	f.StringVar(&d.kubeconfig, "kubeconfig", "", "kubeconfig file; default: the service account of this Pod")
+	kubeconfigFlag(c, &d.kubeconfig)
 	f.StringVar(&d.admin, "admin", "127.0.0.1:18002", "host:port on loopback of /status, /metrics, /healthz and /readyz")
 	f.StringVar(&d.metrics, adminserver.MetricsFlag, "", adminserver.MetricsUsage+"; the server's certificate is the control plane's in the fleet file")
 	f.BoolVar(&d.conditions, "conditions", false, "write the condition "+discovery.ConditionType+" into the status of each Pod, for readiness gates; needs the right to patch pods/status")
@@ -209,54 +203,4 @@ func (d *discoverFlags) run(ctx context.Context, log *slog.Logger) error {
 	g.Go(func() error { return k.run(ctx) })
 	g.Go(func() error { return servers.serve(ctx, k) })
 	return g.Wait()
-}
-
-// Limits of the requests to the API server. client-go's own, 5 a second, would spread the conditions of
-// 10,000 Pods over half an hour.
-const (
-	requestRate  = 50 // a second
-	requestBurst = 100
-)
-
-// clients are the clients of one API server.
-type clients struct {
-	typed   kubernetes.Interface
-	dynamic dynamic.Interface
-}
-
-// newClients connects to the API server of a kubeconfig file, or of the cluster that this
-// process runs in, and returns the namespace to use.
-func newClients(kubeconfig, namespace string) (clients, string, error) {
-	var cfg *rest.Config
-	var err error
-	if kubeconfig == "" {
-		if cfg, err = rest.InClusterConfig(); err != nil {
-			return clients{}, "", fmt.Errorf("no service account of a Pod here (%w): set --kubeconfig", err)
-		}
-		if namespace == "" {
-			text, err := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-			if err != nil {
-				return clients{}, "", fmt.Errorf("namespace unknown (%w): set --namespace", err)
-			}
-			namespace = strings.TrimSpace(string(text))
-		}
-	} else {
-		loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig}, nil)
-		if cfg, err = loader.ClientConfig(); err != nil {
-			return clients{}, "", fmt.Errorf("--kubeconfig: %w", err)
-		}
-		if namespace == "" {
-			if namespace, _, err = loader.Namespace(); err != nil {
-				return clients{}, "", fmt.Errorf("--kubeconfig: %w", err)
-			}
-		}
-	}
-	cfg.UserAgent = "cascade-kube/" + cli.Version
-	cfg.QPS, cfg.Burst = requestRate, requestBurst
-	out := clients{}
-	if out.typed, err = kubernetes.NewForConfig(cfg); err != nil {
-		return clients{}, "", err
-	}
-	out.dynamic, err = dynamic.NewForConfig(cfg)
-	return out, namespace, err
 }

@@ -56,7 +56,7 @@ func TestDiscoverCommandLine(t *testing.T) {
 		files + " --pool a --admin 0.0.0.0:1":  {2, "on loopback"},
 		files + " --pool a extra":              {2, "unexpected argument"},
 		"-c /none -o b --pool a":               {1, "no such file"},
-		files + " --pool a --kubeconfig /none": {1, "--kubeconfig: "},
+		files + " --pool a --kubeconfig /none": {1, "--kubeconfig /none: "},
 		files + " --check":                     {1, "is not written yet"},
 		files + " --pool a --own-pod":          {2, "exclude each other"},
 		files + " --pool a --port 1":           {2, "--port needs --own-pod"},

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -91,14 +90,14 @@ them clients choose their endpoints by a header, which is for that suite alone.`
 // metricsCertificate returns the certificate of the server of metrics, and its address; nil and loopback without one.
 func (p *eppFlags) metricsCertificate(log *slog.Logger) (*certs.Provider, string, error) {
 	if p.metricsCerts == "" {
-		return nil, net.JoinHostPort("127.0.0.1", strconv.Itoa(int(p.MetricsPort))), nil
+		return nil, p.MetricsAddress(false), nil
 	}
 	in := func(name string) string { return filepath.Join(p.metricsCerts, name) }
 	own, err := certs.New(certs.Config{Cert: in("tls.crt"), Key: in("tls.key"), CA: in("ca.crt"), Logger: log})
 	if err != nil {
 		err = fmt.Errorf("--metrics-cert-path: %w", err)
 	}
-	return own, p.Address(p.MetricsPort), err
+	return own, p.MetricsAddress(true), err
 }
 
 // poolGroup is the API group of InferencePools, of which this command reads version v1.
@@ -128,7 +127,7 @@ func (p *eppFlags) run(ctx context.Context, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	tls, err := p.Credentials(nil)
+	credentials, err := p.Credentials(nil, log)
 	if err != nil {
 		return err
 	}
@@ -142,7 +141,10 @@ func (p *eppFlags) run(ctx context.Context, log *slog.Logger) error {
 	}
 	defer d.Close()
 	status := health.NewServer()
-	picker, err := endpointpicker.New(endpointpicker.Config{Fallbacks: p.Fallbacks, MaxBody: p.bodies << 20, BodyMemory: config.BodyLimit(p.bodies).ProxyBytes(), ConformanceTest: conformance, Health: status, Metrics: d.Metrics, Logger: log})
+	picker, err := endpointpicker.New(endpointpicker.Config{
+		Fallbacks: p.Fallbacks, ConformanceTest: conformance, Health: status, Metrics: d.Metrics, Logger: log,
+		MaxBody: p.bodies << 20, BodyMemory: config.BodyLimit(p.bodies).ProxyBytes(),
+	})
 	if err != nil {
 		return err
 	}
@@ -152,7 +154,7 @@ func (p *eppFlags) run(ctx context.Context, log *slog.Logger) error {
 	}
 	log.Info("endpoint picker started", "source", pods.String(), "picker", listeners[0].Addr().String(), "health", listeners[1].Addr().String(), "metrics", listeners[2].Addr().String())
 	return pickerserver.Servers{
-		Picker: picker, Health: status, TLS: tls, GRPC: d.Room.Listener(listeners[0]), Probes: listeners[1], Drain: p.Drain,
+		Picker: picker, Health: status, TLS: credentials, GRPC: d.Room.Listener(listeners[0]), Probes: listeners[1], Drain: p.Drain,
 		While: []func(context.Context) error{
 			func(back context.Context) error {
 				return pods.Run(back, func(c discovery.Cluster) { picker.UpdatePool(c.PoolEndpoints()) })

@@ -2,10 +2,10 @@ package main
 
 import (
 	"fmt"
-	"io"
-	"os"
 
 	"github.com/goccy/go-yaml"
+
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 )
 
 // The plugins of the reference picker that the conformance suite configures.
@@ -24,17 +24,9 @@ func readsTestHeaders(path string) (bool, error) {
 	if path == "" {
 		return false, nil
 	}
-	f, err := os.Open(path)
+	text, err := atomicfile.Read(path, maxPickerConfig)
 	if err != nil {
 		return false, fmt.Errorf("--config-file: %w", err)
-	}
-	defer f.Close()
-	text, err := io.ReadAll(io.LimitReader(f, maxPickerConfig+1))
-	switch {
-	case err != nil:
-		return false, fmt.Errorf("--config-file: %w", err)
-	case len(text) > maxPickerConfig:
-		return false, fmt.Errorf("--config-file %s: larger than %d bytes", path, maxPickerConfig)
 	}
 	return parseTestHeaders(path, text)
 }

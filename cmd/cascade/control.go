@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"log/slog"
 
 	"github.com/spf13/cobra"
 
@@ -65,10 +64,6 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 		return err
 	}
 	return controld.Run(ctx, controld.Config{
-		Fleet: file, Path: path, Own: own, Metrics: metrics, Logger: log,
-		Started: func(line string) {
-			s.Announce(slog.LevelInfo, "%s", line)
-			cli.NotifySystemd(log, cli.SystemdReady)
-		},
+		Fleet: file, Path: path, Own: own, Metrics: metrics, Logger: log, Started: s.AnnounceReady,
 	})
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/url"
 
@@ -64,6 +63,9 @@ else the first. It runs no kernels there.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			w, r, field := wiring.Fleet{}, flagReplica("engine", tp), "--listen"
 			var err error
+			if err := checkEngineFlags(cmd, file.path); err != nil {
+				return err
+			}
 			if file.path == "" {
 				w, err = resolveFlags(config.Fleet{Models: []config.Model{model}, Replicas: []config.Replica{r}, Speed: speed})
 				r.Model, r.Engine = model.Name, "http://"+listen
@@ -122,6 +124,15 @@ else the first. It runs no kernels there.`,
 	return c
 }
 
+// checkEngineFlags refuses the flags that describe an engine beside a file, and --replica without one: they would have
+// no effect.
+func checkEngineFlags(cmd *cobra.Command, path string) error {
+	if path == "" {
+		return cli.RequireFlag(cmd, "config", "replica")
+	}
+	return refuseBesideFile(cmd, "an engine", "model", "profile", "listen", "speed", "tp", "context")
+}
+
 // runEngine runs an engine. field is the flag, or the field of the fleet file, that has the address.
 func (s *settings) runEngine(ctx context.Context, field, listen string, c emulator.Config) error {
 	e, err := emulator.New(c)
@@ -132,8 +143,7 @@ func (s *settings) runEngine(ctx context.Context, field, listen string, c emulat
 	if err != nil {
 		return fmt.Errorf("%s: %w", field, err)
 	}
-	s.Announce(slog.LevelInfo, "emulating %s (%s) on http://%s", c.Model, c.Profile.Name, l.Addr())
-	cli.NotifySystemd(c.Logger, cli.SystemdReady)
+	s.AnnounceReady(fmt.Sprintf("emulating %s (%s) on http://%s", c.Model, c.Profile.Name, l.Addr()))
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return e.Run(ctx) })
 	// A stream may take any time to write.

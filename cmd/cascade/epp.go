@@ -2,15 +2,12 @@ package main
 
 import (
 	"context"
-	"log/slog"
-	"net"
-	"strconv"
+	"fmt"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/health"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/daemon"
 	"github.com/cascadeinfer/cascade/cmd/internal/pickerserver"
@@ -99,13 +96,14 @@ func (s *settings) runEPP(ctx context.Context, fleet wiring.Fleet, p *eppFlags) 
 	if err != nil {
 		return err
 	}
-	tlsOptions, err := p.Credentials(d.Certs)
+	credentials, err := p.Credentials(d.Certs, log)
 	if err != nil {
 		return err
 	}
 	status := health.NewServer()
 	picker, err := endpointpicker.New(endpointpicker.Config{
-		Model: p.model, Fallbacks: p.Fallbacks, MaxBody: int(fleet.Fleet.Proxy.BodyLimit.Bytes()), BodyMemory: fleet.Fleet.Proxy.BodyLimit.ProxyBytes(), Health: status, Metrics: d.Metrics, Logger: log,
+		Model: p.model, Fallbacks: p.Fallbacks, Health: status, Metrics: d.Metrics, Logger: log,
+		MaxBody: int(fleet.Fleet.Proxy.BodyLimit.Bytes()), BodyMemory: fleet.Fleet.Proxy.BodyLimit.ProxyBytes(),
 	})
 	if err != nil {
 		return err
@@ -124,15 +122,14 @@ func (s *settings) runEPP(ctx context.Context, fleet wiring.Fleet, p *eppFlags) 
 		}
 		return 0
 	}))
-	listeners, err := pickerserver.Listen(p.Address(p.GRPCPort), p.Address(p.HealthPort), p.metricsAddress(d.Certs))
+	listeners, err := pickerserver.Listen(p.Address(p.GRPCPort), p.Address(p.HealthPort), p.MetricsAddress(d.Certs != nil))
 	if err != nil {
 		return err
 	}
-	s.Announce(slog.LevelInfo, "endpoint picker on %s, health on %s, metrics on %s", listeners[0].Addr(), listeners[1].Addr(), listeners[2].Addr())
-	cli.NotifySystemd(log, cli.SystemdReady)
+	s.AnnounceReady(fmt.Sprintf("endpoint picker on %s, health on %s, metrics on %s", listeners[0].Addr(), listeners[1].Addr(), listeners[2].Addr()))
 
 	return pickerserver.Servers{
-		Picker: picker, Health: status, TLS: tlsOptions, GRPC: d.Room.Listener(listeners[0]), Probes: listeners[1], Drain: p.Drain,
+		Picker: picker, Health: status, TLS: credentials, GRPC: d.Room.Listener(listeners[0]), Probes: listeners[1], Drain: p.Drain,
 		While: []func(context.Context) error{xds.Run, func(back context.Context) error {
 			return d.ServeMetrics(back, listeners[2], func() string { return eppReady(ctx, picker) })
 		}},
@@ -148,12 +145,4 @@ func eppReady(ctx context.Context, picker *endpointpicker.Server) string {
 		return "no stages received from the control plane yet"
 	}
 	return ""
-}
-
-// metricsAddress returns the address of the metrics: without certificates, on loopback.
-func (p *eppFlags) metricsAddress(own *certs.Provider) string {
-	if own != nil {
-		return p.Address(p.MetricsPort)
-	}
-	return net.JoinHostPort("127.0.0.1", strconv.Itoa(int(p.MetricsPort)))
 }

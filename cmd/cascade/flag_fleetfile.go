@@ -30,6 +30,16 @@ func (f *fleetFile) load(c *cobra.Command) (wiring.Fleet, error) {
 	return wiring.Load(f.path)
 }
 
+// refuseBesideFile refuses flags that describe what a fleet file describes.
+func refuseBesideFile(c *cobra.Command, what string, names ...string) error {
+	for _, name := range names {
+		if c.Flags().Changed(name) {
+			return cli.Usagef(c, "--%s describes %s without a file; with -c, write it into the file", name, what)
+		}
+	}
+	return nil
+}
+
 // replicaFlag adds --replica, which completes from the file.
 func (f *fleetFile) replicaFlag(c *cobra.Command, to *string) {
 	c.Flags().StringVar(to, "replica", "", "id of the replica in the fleet file")

@@ -123,10 +123,8 @@ func (u *upFlags) fleet(cmd *cobra.Command) (wiring.Fleet, error) {
 		}
 		return fleet, err
 	}
-	for _, name := range []string{"replicas", "profile", "context", "speed", "window", "tp"} {
-		if cmd.Flags().Changed(name) {
-			return wiring.Fleet{}, cli.Usagef(cmd, "--%s describes a fleet without a file; with -c, write it into the file", name)
-		}
+	if err := refuseBesideFile(cmd, "a fleet", "replicas", "profile", "context", "speed", "window", "tp"); err != nil {
+		return wiring.Fleet{}, err
 	}
 	fleet, err := u.file.load(cmd)
 	if err == nil && (fleet.Fleet.TLS.Cert != "" || fleet.Proxy.TLS.Cert != "") {

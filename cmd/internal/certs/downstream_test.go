@@ -21,12 +21,17 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// issuePair returns a self-signed certificate with a serial number, and its key.
+// issuePair returns a self-signed certificate with a serial number, good for an hour, and its key.
 func issuePair(t *testing.T, serial int64, names ...string) (cert, key []byte) {
+	t.Helper()
+	return issueUntil(t, time.Now().Add(time.Hour), serial, names...)
+}
+
+func issueUntil(t *testing.T, end time.Time, serial int64, names ...string) (cert, key []byte) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	testkit.NoError(t, err)
-	template := &x509.Certificate{SerialNumber: big.NewInt(serial), DNSNames: names, NotAfter: time.Now().Add(time.Hour)}
+	template := &x509.Certificate{SerialNumber: big.NewInt(serial), DNSNames: names, NotAfter: end}
 	raw, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
 	testkit.NoError(t, err)
 	pkcs8, err := x509.MarshalPKCS8PrivateKey(private)
@@ -82,10 +87,18 @@ func TestDownstreamRotation(t *testing.T) {
 		if len(changes) != 1 || serial(t, f) != 2 || !changes[0].Equal(&resources.Certificate{Chain: cert2, Key: key2}) || f.Certificate() != changes[0] {
 			t.Errorf("a new pair: changed %d times, serial %d", len(changes), serial(t, f))
 		}
-		testkit.NoError(t, os.Remove(cfg.Key))
+		expired, expiredKey := issueUntil(t, time.Now().Add(-time.Minute), 3, "downstream.example")
+		writeFile(t, cfg.Cert, expired)
+		writeFile(t, cfg.Key, expiredKey)
 		read()
 		read()
 		if serial(t, f) != 2 || strings.Count(log.String(), "last valid") != 2 {
+			t.Errorf("an expired pair: serial %d, log\n%s", serial(t, f), log.String())
+		}
+		testkit.NoError(t, os.Remove(cfg.Key))
+		read()
+		read()
+		if serial(t, f) != 2 || strings.Count(log.String(), "last valid") != 3 {
 			t.Errorf("no key: serial %d, log\n%s", serial(t, f), log.String())
 		}
 		if strings.Contains(log.String(), "PRIVATE") {
@@ -108,7 +121,7 @@ func TestNewDownstreamRejects(t *testing.T) {
 		writeFile(t, path, b)
 		return path
 	}
-	valid := DownstreamConfig{Cert: at("cert", cert), Key: at("key", key)}
+	valid := DownstreamConfig{Cert: at("cert", cert), Key: at("key", key), Named: true}
 	for name, c := range map[string]struct {
 		cfg  DownstreamConfig
 		want string
@@ -116,7 +129,7 @@ func TestNewDownstreamRejects(t *testing.T) {
 		"no certificate": {DownstreamConfig{Cert: filepath.Join(dir, "none"), Key: valid.Key}, "none"},
 		"no key":         {DownstreamConfig{Cert: valid.Cert, Key: filepath.Join(dir, "none")}, "none"},
 		"other key":      {DownstreamConfig{Cert: valid.Cert, Key: at("other", other)}, "does not match"},
-		"no name":        {DownstreamConfig{Cert: at("unnamed", unnamed), Key: at("unnamedKey", unnamedKey)}, "neither a subject name"},
+		"no name":        {DownstreamConfig{Cert: at("unnamed", unnamed), Key: at("unnamedKey", unnamedKey), Named: true}, "neither a subject name"},
 		"no PEM":         {DownstreamConfig{Cert: at("text", []byte("x")), Key: valid.Key}, "text"},
 		"too long":       {DownstreamConfig{Cert: at("long", make([]byte, maxFile+1)), Key: valid.Key}, "1 MiB"},
 	} {

@@ -11,8 +11,8 @@
 // clients.
 //
 // Invariants: the material in use was complete and valid when it was read, so
-// files that are half written, do not match, or name another component change
-// nothing; a handshake uses the material that is current when it begins.
+// files that are half written, do not match, name another component or are not
+// valid yet change nothing; a handshake uses the material that is current when it begins.
 //
 // The package issues no certificates; package devca does, for development.
 package certs
@@ -64,7 +64,9 @@ func New(c Config) (*Provider, error) {
 	if c.Cert == "" || c.Key == "" || c.CA == "" {
 		return nil, errors.New("tls: Cert, Key and CA belong together: set all three")
 	}
-	k := &Provider{cfg: c, files: watcher[material]{paths: []string{c.Cert, c.Key, c.CA}, parse: c.parse, log: c.Logger}}
+	k := &Provider{cfg: c, files: watcher[material]{
+		paths: []string{c.Cert, c.Key, c.CA}, parse: c.parse, leaf: func(m *material) *x509.Certificate { return m.cert.Leaf }, log: c.Logger,
+	}}
 	if err := k.files.start(); err != nil {
 		return nil, fmt.Errorf("tls: %w", err)
 	}

@@ -230,11 +230,19 @@ func TestRotation(t *testing.T) {
 		issue(t, a, dir, identity.Control, "d")
 		testkit.NoError(t, os.WriteFile(cfg.Key, key, 0o600))
 		inForce("c")
-		if got := strings.Count(log.String(), "level=WARN"); got != 3 {
-			t.Errorf("%d warnings, want one for each of the three bad rotations:\n%s", got, log)
+		// One that is issued for later: the last one stays until then.
+		testkit.NoError(t, a.Issue(dir, testkit.Must(identity.New(domain, identity.Control, "e")), nil, time.Now().Add(time.Hour)))
+		inForce("c")
+		if got := problem(); !strings.Contains(got, "which is not now") {
+			t.Errorf("problem of a certificate that is not valid yet: %q", got)
 		}
-		if got := strings.Count(log.String(), "rotated"); got != 2 {
-			t.Errorf("%d rotations logged, want 2:\n%s", got, log)
+		time.Sleep(time.Hour)
+		inForce("e")
+		if got := strings.Count(log.String(), "level=WARN"); got != 4 {
+			t.Errorf("%d warnings, want one for each of the four bad rotations:\n%s", got, log)
+		}
+		if got := strings.Count(log.String(), "rotated"); got != 3 {
+			t.Errorf("%d rotations logged, want 3:\n%s", got, log)
 		}
 		stop()
 		if err := <-ended; err != nil {

@@ -2,6 +2,8 @@ package certs
 
 import (
 	"context"
+	"crypto/x509"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync/atomic"
@@ -20,8 +22,9 @@ const (
 // watcher reads PEM files periodically and keeps the last valid value that parse
 // made of them. current may be called from any goroutine, run once.
 type watcher[T any] struct {
-	paths []string
+	paths []string // the certificate's first
 	parse func(contents []string, now time.Time) (*T, error)
+	leaf  func(*T) *x509.Certificate
 	log   *slog.Logger
 
 	value    atomic.Pointer[T]
@@ -87,7 +90,8 @@ func (w *watcher[T]) rejection() string {
 	return ""
 }
 
-// read replaces the value if the files have changed and are valid.
+// read replaces the value if the files have changed and are valid. A certificate whose time has not come, or is over,
+// does not replace one that is in its time; at the start any is better than none, as this host's clock may be wrong.
 func (w *watcher[T]) read(now time.Time) (replaced bool, err error) {
 	contents := make([]string, len(w.paths))
 	for i, path := range w.paths {
@@ -104,7 +108,16 @@ func (w *watcher[T]) read(now time.Time) (replaced bool, err error) {
 	if err != nil {
 		return false, err
 	}
+	if old := w.current(); old != nil && inTime(w.leaf(old), now) && !inTime(w.leaf(v), now) {
+		from, until := w.leaf(v).NotBefore.Format(time.RFC3339), w.leaf(v).NotAfter.Format(time.RFC3339)
+		return false, fmt.Errorf("%s: the certificate is valid from %s to %s, which is not now", w.paths[0], from, until)
+	}
 	w.contents = contents
 	w.value.Store(v)
 	return true, nil
+}
+
+// inTime reports whether a certificate is valid at now.
+func inTime(c *x509.Certificate, now time.Time) bool {
+	return !now.Before(c.NotBefore) && !now.After(c.NotAfter)
 }

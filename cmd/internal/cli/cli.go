@@ -123,6 +123,12 @@ func (a *App) Announce(level slog.Level, format string, args ...any) {
 	fmt.Fprintf(a.Stderr, format+"\n", args...)
 }
 
+// AnnounceReady is Announce for a daemon that serves, and notifies systemd.
+func (a *App) AnnounceReady(line string) {
+	a.Announce(slog.LevelInfo, "%s", line)
+	NotifySystemd(a.log, SystemdReady)
+}
+
 // close reports the events that were too frequent to be logged.
 func (a *App) close() {
 	if a.stopHangups != nil {

@@ -59,3 +59,11 @@ func (p *Flags) AddTo(c *cobra.Command) {
 func (p *Flags) Address(port uint16) string {
 	return net.JoinHostPort(p.Host, strconv.Itoa(int(port)))
 }
+
+// MetricsAddress returns the address of the metrics: on loopback, unless the server of metrics has a certificate.
+func (p *Flags) MetricsAddress(secure bool) string {
+	if secure {
+		return p.Address(p.MetricsPort)
+	}
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(int(p.MetricsPort)))
+}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
@@ -34,7 +35,7 @@ func Listen(addresses ...string) (out []net.Listener, err error) {
 type Servers struct {
 	Picker *endpointpicker.Server
 	Health *health.Server // the one of the picker
-	TLS    []grpc.ServerOption
+	TLS    Credentials
 	// GRPC serves the picker and its health, Probes the health alone, in plain text. Serve closes
 	// both.
 	GRPC, Probes net.Listener
@@ -47,7 +48,14 @@ type Servers struct {
 // Serve serves until ctx ends; then the health service reports that the picker does not serve,
 // and responses go on until the last one has ended or for the time of Drain.
 func (s Servers) Serve(ctx context.Context) error {
-	service := grpc.NewServer(append(s.Picker.Options(), s.TLS...)...)
+	options, while := s.Picker.Options(), s.While
+	if s.TLS.config != nil {
+		options = append(options, grpc.Creds(credentials.NewTLS(s.TLS.config)))
+	}
+	if s.TLS.follow != nil {
+		while = append(while, s.TLS.follow)
+	}
+	service := grpc.NewServer(options...)
 	s.Picker.Register(service)
 	healthpb.RegisterHealthServer(service, s.Health)
 	probes := grpc.NewServer()
@@ -66,7 +74,7 @@ func (s Servers) Serve(ctx context.Context) error {
 		return serveGRPC(ctx, service, s.GRPC, s.Drain)
 	})
 	g.Go(func() error { return serveGRPC(back, probes, s.Probes, 0) })
-	for _, run := range s.While {
+	for _, run := range while {
 		g.Go(func() error { return run(back) })
 	}
 	return g.Wait()

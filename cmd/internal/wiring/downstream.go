@@ -1,6 +1,7 @@
 package wiring
 
 import (
+	"fmt"
 	"log/slog"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
@@ -14,5 +15,9 @@ func (f *Fleet) DownstreamCertificate(log *slog.Logger) (*certs.Downstream, erro
 	if t.Cert == "" {
 		return nil, nil
 	}
-	return certs.NewDownstream(certs.DownstreamConfig{Cert: f.resolvePath(t.Cert), Key: f.resolvePath(t.Key), Logger: log})
+	d, err := certs.NewDownstream(certs.DownstreamConfig{Cert: f.resolvePath(t.Cert), Key: f.resolvePath(t.Key), Named: true, Logger: log})
+	if err != nil {
+		return nil, fmt.Errorf("proxy.tls: %w", err)
+	}
+	return d, nil
 }
