@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/cli"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -42,7 +43,8 @@ type controlFlags struct {
 
 func (f *controlFlags) flags(c *cobra.Command) {
 	f.file.flag(c, "fleet file, to find the control plane by its control.admin")
-	c.Flags().StringVar(&f.control, "control", "http://"+upAdmin, "base URL of the control plane's admin server, or a comma-separated list; the first that answers is asked")
+	c.Flags().StringVar(&f.control, "control", "http://"+upAdmin,
+		"base URL of the control plane's admin server, or a comma-separated list; the first that answers is asked")
 }
 
 // baseURL returns the URL of the control plane to ask: the first that answers, of those that the
@@ -131,15 +133,48 @@ func (f *watchFlags) flags(c *cobra.Command) {
 // clearScreen moves the cursor to the top left and clears the screen.
 const clearScreen = "\x1b[H\x1b[2J"
 
+// controlPlane is the control plane that a command asks again and again. Once it does not answer, the next request looks
+// for another one of those that the flags name. It is not safe for concurrent use.
+type controlPlane struct {
+	cmd   *cobra.Command
+	flags *controlFlags
+	base  *url.URL // nil: the last one did not answer
+}
+
+// connect returns the control plane that answers. An error is a wrong flag or file, which no waiting mends.
+func (f *controlFlags) connect(cmd *cobra.Command) (*controlPlane, error) {
+	base, err := f.baseURL(cmd)
+	return &controlPlane{cmd, f, base}, err
+}
+
+// ask calls request with the URL of the control plane.
+func (p *controlPlane) ask(request func(base *url.URL) error) (err error) {
+	if p.base == nil {
+		if p.base, err = p.flags.baseURL(p.cmd); err != nil {
+			return err
+		}
+	}
+	if err = request(p.base); err != nil {
+		p.base = nil
+	}
+	return err
+}
+
 // repeat calls output once, or periodically if the flags say so. While it repeats, it prints an
-// error of the control plane and continues: the control plane may soon be reachable again.
-func (s *settings) repeat(cmd *cobra.Command, f watchFlags, output func(context.Context) error) error {
+// error of the control plane and continues: one may soon be reachable again.
+func (s *settings) repeat(
+	cmd *cobra.Command, c *controlFlags, f watchFlags, output func(context.Context, *url.URL) error,
+) error {
 	ctx := cmd.Context()
 	if f.every < minEvery {
 		return cli.Usagef(cmd, "--every %v: at least %v", f.every, minEvery)
 	}
+	p, err := c.connect(cmd)
+	if err != nil {
+		return err
+	}
 	if !f.watch {
-		return output(ctx)
+		return output(ctx, p.base)
 	}
 	tick := time.NewTicker(f.every)
 	defer tick.Stop()
@@ -147,7 +182,8 @@ func (s *settings) repeat(cmd *cobra.Command, f watchFlags, output func(context.
 		if !s.JSON {
 			fmt.Fprint(s.Stdout, clearScreen)
 		}
-		if err := output(ctx); err != nil && ctx.Err() == nil {
+		err := p.ask(func(base *url.URL) error { return output(ctx, base) })
+		if err != nil && ctx.Err() == nil {
 			fmt.Fprintln(s.Stderr, "cascade:", err)
 		}
 		select {
@@ -218,14 +254,12 @@ func (r controlRequest) exchange(ctx context.Context) (http.Header, []byte, erro
 		return nil, nil, err
 	}
 	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse+1))
+	body, err := atomicfile.ReadAll(resp.Body, maxResponse)
 	switch {
 	case err != nil:
-		return nil, nil, fmt.Errorf("%s: %w", u, err)
+		return nil, nil, fmt.Errorf("%s: response: %w", u, err)
 	case resp.StatusCode != http.StatusOK:
 		return nil, nil, r.unexpected(resp.Status, body)
-	case len(body) > maxResponse:
-		return nil, nil, fmt.Errorf("%s: response larger than %d MiB", u, maxResponse>>20)
 	}
 	return resp.Header, body, nil
 }

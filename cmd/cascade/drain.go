@@ -112,7 +112,8 @@ func requireReplicas(c *cobra.Command, args []string) error {
 func postCommands(ctx context.Context, base *url.URL, command string, replicas []string) (states []control.DrainResult, err error) {
 	states = []control.DrainResult{}
 	for _, id := range replicas {
-		state, postErr := fetch[control.DrainResult](ctx, controlRequest{base: base, method: http.MethodPost, path: command, query: url.Values{"replica": {id}}})
+		r := controlRequest{base: base, method: http.MethodPost, path: command, query: url.Values{"replica": {id}}}
+		state, postErr := fetch[control.DrainResult](ctx, r)
 		if postErr != nil {
 			err = errors.Join(err, fmt.Errorf("%s %s: %w", command, id, postErr))
 			continue
@@ -123,15 +124,15 @@ func postCommands(ctx context.Context, base *url.URL, command string, replicas [
 }
 
 func (s *settings) drain(cmd *cobra.Command, f *drainFlags, replicas []string) error {
-	base, err := f.baseURL(cmd)
+	plane, err := f.connect(cmd)
 	if err != nil {
 		return err
 	}
 	ctx := cmd.Context()
-	states, err := postCommands(ctx, base, "drain", replicas)
+	states, err := postCommands(ctx, plane.base, "drain", replicas)
 	anyRefused := err != nil // then the command does not wait for the others
 	if f.wait && !anyRefused {
-		states, err = s.waitUntilEmpty(ctx, base, f.timeout, states)
+		states, err = s.waitUntilEmpty(ctx, plane, f.timeout, states)
 	}
 	if s.JSON {
 		return errors.Join(s.Print(states), err)
@@ -145,7 +146,9 @@ func (s *settings) drain(cmd *cobra.Command, f *drainFlags, replicas []string) e
 }
 
 // waitUntilEmpty waits until no request runs on the replicas, and prints the progress.
-func (s *settings) waitUntilEmpty(ctx context.Context, base *url.URL, timeout time.Duration, states []control.DrainResult) ([]control.DrainResult, error) {
+func (s *settings) waitUntilEmpty(
+	ctx context.Context, plane *controlPlane, timeout time.Duration, states []control.DrainResult,
+) ([]control.DrainResult, error) {
 	if timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, timeout, fmt.Errorf("not empty within %v", timeout))
@@ -158,39 +161,18 @@ func (s *settings) waitUntilEmpty(ctx context.Context, base *url.URL, timeout ti
 	printed, empty := map[policies.ReplicaID]string{}, map[policies.ReplicaID]int{}
 	tick := time.NewTicker(drainPollPeriod)
 	defer tick.Stop()
-	for {
-		waiting := 0
-		for _, state := range states {
-			// The first report may be older than the drain: two in a row must be empty.
-			if fleetview.IsEmpty(state.Replica) {
-				empty[state.ID]++
-			} else {
-				empty[state.ID] = 0
-			}
-			text := fleetview.DescribeRemaining(state.Replica)
-			switch {
-			case empty[state.ID] == 0:
-				waiting++
-			case empty[state.ID] == 1:
-				waiting++
-				continue // the next report decides
-			case state.Streams > 0:
-				text = fmt.Sprintf("empty; its migrator carries %s of requests that run elsewhere", cli.Plural(state.Streams, "stream"))
-			default:
-				text = "empty"
-			}
-			if printed[state.ID] != text {
-				printed[state.ID] = text
-				fmt.Fprintf(out, "%s: %s\n", state.ID, text)
-			}
-		}
-		if waiting == 0 {
+	for err := error(nil); ; {
+		if err == nil && countEmpty(out, states, empty, printed) == len(states) {
 			return states, nil
 		}
 		select {
 		case <-ctx.Done():
 		case <-tick.C:
-			now, err := readStates(ctx, base, states)
+			var now []control.DrainResult
+			err = plane.ask(func(base *url.URL) (err error) {
+				now, err = readStates(ctx, base, states)
+				return err
+			})
 			switch {
 			case err == nil:
 				states = now
@@ -205,6 +187,30 @@ func (s *settings) waitUntilEmpty(ctx context.Context, base *url.URL, timeout ti
 	}
 }
 
+// countEmpty returns how many replicas are empty, and prints what has changed. empty counts for each replica the
+// reports in a row that say so: the first may be older than the drain, so that two must.
+func countEmpty(
+	out io.Writer, states []control.DrainResult, empty map[policies.ReplicaID]int, printed map[policies.ReplicaID]string,
+) (n int) {
+	for _, state := range states {
+		text := fleetview.DescribeRemaining(state.Replica)
+		if !fleetview.IsEmpty(state.Replica) {
+			empty[state.ID] = 0
+		} else if empty[state.ID]++; empty[state.ID] == 1 {
+			continue // the next report decides
+		} else if n++; state.Streams > 0 {
+			text = fmt.Sprintf("empty; its migrator carries %s of requests that run elsewhere", cli.Plural(state.Streams, "stream"))
+		} else {
+			text = "empty"
+		}
+		if printed[state.ID] != text {
+			printed[state.ID] = text
+			fmt.Fprintf(out, "%s: %s\n", state.ID, text)
+		}
+	}
+	return n
+}
+
 // drainError describes what still runs when the wait ends early.
 func drainError(ctx context.Context, states []control.DrainResult, empty map[policies.ReplicaID]int) error {
 	why := context.Cause(ctx)
@@ -214,7 +220,8 @@ func drainError(ctx context.Context, states []control.DrainResult, empty map[pol
 	var errs []error
 	for _, state := range states {
 		if empty[state.ID] < 2 {
-			errs = append(errs, fmt.Errorf("%s: %w: %s; it continues to drain until \"cascade drain --undo %s\"", state.ID, why, fleetview.DescribeRemaining(state.Replica), state.ID))
+			errs = append(errs, fmt.Errorf("%s: %w: %s; it continues to drain until \"cascade drain --undo %s\"",
+				state.ID, why, fleetview.DescribeRemaining(state.Replica), state.ID))
 		}
 	}
 	return errors.Join(errs...)

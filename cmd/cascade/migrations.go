@@ -62,10 +62,8 @@ Columns:
 }
 
 func (s *settings) migrations(cmd *cobra.Command, f *migrationsFlags) error {
-	base, err := f.baseURL(cmd)
-	if err != nil {
-		return err
-	}
-	r := controlRequest{base: base, path: "migrations", query: url.Values{"limit": {strconv.Itoa(f.limit)}}}
-	return s.repeat(cmd, f.watchFlags, func(ctx context.Context) error { return show(ctx, s, r, fleetview.WriteMigrations) })
+	limit := url.Values{"limit": {strconv.Itoa(f.limit)}}
+	return s.repeat(cmd, &f.controlFlags, f.watchFlags, func(ctx context.Context, base *url.URL) error {
+		return show(ctx, s, controlRequest{base: base, path: "migrations", query: limit}, fleetview.WriteMigrations)
+	})
 }

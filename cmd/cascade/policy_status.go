@@ -65,12 +65,10 @@ host only.`,
 			if err := cli.RequireFlag(cmd, "records", "replica", "output"); err != nil {
 				return err
 			}
-			base, err := f.baseURL(cmd)
-			if err != nil {
-				return err
-			}
-			request := controlRequest{base: base, path: "policies", query: url.Values{"slot": args}}
-			return s.repeat(cmd, f.watchFlags, func(ctx context.Context) error { return show(ctx, s, request, fleetview.WritePolicies) })
+			return s.repeat(cmd, &f.controlFlags, f.watchFlags, func(ctx context.Context, base *url.URL) error {
+				request := controlRequest{base: base, path: "policies", query: url.Values{"slot": args}}
+				return show(ctx, s, request, fleetview.WritePolicies)
+			})
 		},
 	}
 	c.ValidArgs = lifecycle.KindNames()

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"io"
+	"net/url"
 
 	"github.com/spf13/cobra"
 
@@ -63,11 +64,7 @@ func (s *settings) status(cmd *cobra.Command, f *statusFlags, wide bool) error {
 	if wide {
 		write = fleetview.WriteStatus
 	}
-	base, err := f.baseURL(cmd)
-	if err != nil {
-		return err
-	}
-	return s.repeat(cmd, f.watchFlags, func(ctx context.Context) error {
+	return s.repeat(cmd, &f.controlFlags, f.watchFlags, func(ctx context.Context, base *url.URL) error {
 		st, err := showDocument(ctx, s, controlRequest{base: base, path: "status"}, write)
 		if err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -48,5 +49,39 @@ func TestStatusWatch(t *testing.T) {
 	text := out.String()
 	if n := strings.Count(text, "epoch 42"); n < 2 || !strings.Contains(text, "503 Service Unavailable") {
 		t.Errorf("shown %d times:\n%s", n, text)
+	}
+}
+
+// TestFailover has the control plane that a command asks again and again go away: it asks the other one.
+func TestFailover(t *testing.T) {
+	for name, args := range map[string][]string{"status": {"--watch", "--every", "100ms"}, "drain": {"r0", "--wait"}} {
+		t.Run(name, func(t *testing.T) {
+			var gone atomic.Bool
+			first := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if gone.Load() {
+					w.WriteHeader(http.StatusServiceUnavailable)
+					return
+				}
+				gone.Store(r.URL.Path != "/healthz")
+				fmt.Fprint(w, `{"id": "r0", "connected": true, "residents": 1}`)
+			}))
+			defer first.Close()
+			second := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				fmt.Fprint(w, `{"nodes": [{"id": "edge", "connected": true, "epoch": 42}],
+					"models": [{"name": "m", "unassigned": [{"id": "r0", "connected": true, "report_age_seconds": 0.1}]}]}`)
+			}))
+			defer second.Close()
+			ctx, stop := context.WithCancel(t.Context())
+			out, code := new(testkit.Log), make(chan int, 1)
+			go func() {
+				code <- run(ctx, append([]string{name, "--control", first.URL + "," + second.URL}, args...), out, out)
+			}()
+			want := map[string]string{"status": "epoch 42", "drain": "r0: empty"}[name]
+			testkit.WaitFor(t, "the answer of the second control plane", func() bool { return out.Count(want) > 0 })
+			stop()
+			if c := <-code; c != 0 {
+				t.Errorf("code %d:\n%s", c, out)
+			}
+		})
 	}
 }

@@ -88,10 +88,11 @@ func (s *settings) top(cmd *cobra.Command, f *topFlags) error {
 	if err != nil {
 		return cli.Usagef(cmd, "--size %v", err)
 	}
-	source := &topSource{cmd: cmd, f: f}
-	if source.base, err = f.baseURL(cmd); err != nil { // a wrong flag or file, which no waiting mends
+	plane, err := f.connect(cmd)
+	if err != nil {
 		return err
 	}
+	source := topSource{plane}
 	if !cmd.Flags().Changed("ascii") {
 		f.ascii = !localeHasUTF8()
 	}
@@ -164,34 +165,24 @@ func localeHasUTF8() bool {
 	return name == "" || strings.Contains(name, "UTF-8") || strings.Contains(name, "UTF8")
 }
 
-// topSource asks the control plane that the flags name. Once it does not answer, it looks for another one.
-// It is not safe for concurrent use.
-type topSource struct {
-	cmd  *cobra.Command
-	f    *topFlags
-	base *url.URL // nil: the last one did not answer
-}
+// topSource asks the control plane that the flags name.
+type topSource struct{ plane *controlPlane }
 
 // Poll implements fleetview.Source.
-func (s *topSource) Poll(ctx context.Context) (a fleetview.Answer) {
+func (s topSource) Poll(ctx context.Context) (a fleetview.Answer) {
 	start := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, topTimeout)
 	defer cancel()
-	defer func() {
-		if a.At, a.Took = time.Now(), time.Since(start); a.Err != nil {
-			s.base = nil
+	a.Err = s.plane.ask(func(base *url.URL) (err error) {
+		a.Control = base.Host
+		if a.Status, err = topFetch[control.Status](ctx, controlRequest{base: base, path: "status"}); err != nil {
+			return err
 		}
-	}()
-	if s.base == nil {
-		if s.base, a.Err = s.f.baseURL(s.cmd); a.Err != nil {
-			return a
-		}
-	}
-	a.Control = s.base.Host
-	if a.Status, a.Err = topFetch[control.Status](ctx, controlRequest{base: s.base, path: "status"}); a.Err != nil {
-		return a
-	}
-	a.Migrations, a.Err = topFetch[control.Migrations](ctx, controlRequest{base: s.base, path: "migrations", query: url.Values{"limit": {strconv.Itoa(topMigrations)}}})
+		latest := controlRequest{base: base, path: "migrations", query: url.Values{"limit": {strconv.Itoa(topMigrations)}}}
+		a.Migrations, err = topFetch[control.Migrations](ctx, latest)
+		return err
+	})
+	a.At, a.Took = time.Now(), time.Since(start)
 	return a
 }
 

@@ -13,7 +13,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strconv"
 	"time"
@@ -21,6 +20,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/engine/replay"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 )
 
 const (
@@ -56,9 +56,10 @@ type Watcher struct {
 	cfg    Config
 	client http.Client
 	// Written by Run only.
-	first, last []counters
-	meter       replay.BalanceMeter
-	err         error // of the last reading
+	last  []counters
+	total Total
+	meter replay.BalanceMeter
+	err   error // of the last reading
 }
 
 // counters are those of one engine, since it started.
@@ -118,10 +119,11 @@ func (w *Watcher) sample(ctx context.Context, elapsed time.Duration) {
 	if w.err = err; err != nil {
 		return
 	}
-	w.last = now
-	if w.first == nil {
-		w.first = now
+	for i, was := range w.last {
+		w.total.Queries += grown(was.queries, now[i].queries)
+		w.total.Hits += grown(was.hits, now[i].hits)
 	}
+	w.last = now
 	if w.cfg.Arrivals > 0 && elapsed > w.cfg.Arrivals {
 		return
 	}
@@ -135,17 +137,22 @@ func (w *Watcher) sample(ctx context.Context, elapsed time.Duration) {
 	w.meter.Sample(elapsed.Seconds()*w.cfg.Speed, work, stages)
 }
 
+// grown returns by how much a counter has grown. One that is smaller is of an engine that has begun again.
+func grown(was, now float64) int64 {
+	if now < was {
+		was = 0
+	}
+	return int64(now - was)
+}
+
 // Total returns how the counters have grown since Run began. It is called after Run. The error is that of
 // the last reading: counters that cannot be read to the end say nothing.
 func (w *Watcher) Total() (Total, error) {
 	if w.err != nil || w.last == nil {
 		return Total{}, fmt.Errorf("engine counters: %w", w.err)
 	}
-	t := Total{LoadCV: -1}
-	for i, c := range w.last {
-		t.Queries += int64(c.queries - w.first[i].queries)
-		t.Hits += int64(c.hits - w.first[i].hits)
-	}
+	t := w.total
+	t.LoadCV = -1
 	if cv, ok := w.meter.CV(); ok {
 		t.LoadCV = cv
 	}
@@ -165,14 +172,12 @@ func (w *Watcher) read(ctx context.Context, engine string) (counters, error) {
 		return counters{}, err
 	}
 	defer resp.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	text, err := atomicfile.ReadAll(resp.Body, maxAnswer)
 	switch {
 	case err != nil:
 		return counters{}, fmt.Errorf("%s/metrics: %w", engine, err)
 	case resp.StatusCode != http.StatusOK:
 		return counters{}, fmt.Errorf("%s/metrics: %s", engine, resp.Status)
-	case len(text) > maxAnswer:
-		return counters{}, fmt.Errorf("%s/metrics: longer than %d bytes", engine, maxAnswer)
 	}
 	c, ok := decode(text)
 	if !ok {

@@ -95,6 +95,22 @@ func TestArrivals(t *testing.T) {
 	}
 }
 
+// TestRestart has an engine begin again: what it counts then is new.
+func TestRestart(t *testing.T) {
+	e := &fakeEngine{}
+	e.queries.Store(9000)
+	s := httptest.NewServer(e)
+	defer s.Close()
+	w := testkit.Must(New(Config{Engines: []string{s.URL}}))
+	for i, queries := range []int64{9000, 9500, 0, 300} { // above 1000, which it always has
+		e.queries.Store(queries)
+		w.sample(t.Context(), time.Duration(i)*time.Second)
+	}
+	if got, err := w.Total(); err != nil || got.Queries != 500+1000+300 || got.Hits != 0 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
 // TestFailing checks that counters which cannot be read at the end are an error.
 func TestFailing(t *testing.T) {
 	e := &fakeEngine{}

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -160,14 +161,12 @@ func ask(ctx context.Context, base string) (followed Followed, err error) {
 		return followed, err
 	}
 	defer answer.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(answer.Body, maxAnswer+1))
+	body, err := atomicfile.ReadAll(answer.Body, maxAnswer)
 	switch {
 	case err != nil:
-		return followed, err
+		return followed, fmt.Errorf("answer: %w", err)
 	case answer.StatusCode != http.StatusOK:
 		return followed, fmt.Errorf("%s: %.200s", answer.Status, body)
-	case len(body) > maxAnswer:
-		return followed, fmt.Errorf("answer larger than %d MiB", maxAnswer>>20)
 	}
 	return followed, json.Unmarshal(body, &followed)
 }
