@@ -19,6 +19,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/dialect"
+	"github.com/cascadeinfer/cascade/migrator/dialect/known"
 	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
@@ -99,6 +100,19 @@ func TestWithheld(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestUnknownEngine checks that an engine that has not said what it is gets nothing that any kind of engine must not get.
+func TestUnknownEngine(t *testing.T) {
+	all := known.Dialects()
+	spoken := all[0].Capabilities().Fields.Withheld
+	for _, d := range all {
+		for _, name := range d.Capabilities().Fields.Withheld {
+			if !slices.Contains(spoken, name) {
+				t.Errorf("it gets %s, which is withheld from %s", name, d.Capabilities().Name)
+			}
+		}
+	}
 }
 
 // TestKV checks the requests by which engines hand KV over, and that others are asked for nothing.
