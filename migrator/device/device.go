@@ -26,3 +26,11 @@ type SymbolError struct{ Library, Symbol string }
 func (e *SymbolError) Error() string {
 	return fmt.Sprintf("%s lacks the symbol %s: install a newer driver", e.Library, e.Symbol)
 }
+
+// Function is a function of a library.
+type Function struct {
+	Name     string
+	Version  string // of the symbol; "" means the default one
+	Optional bool   // older libraries lack it
+	Inline   bool   // of the library's header: it has no symbol
+}

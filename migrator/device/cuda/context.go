@@ -111,7 +111,7 @@ func (e *Event) Record(s *Stream) error {
 // Done reports whether the event has happened. That it has not is no error.
 func (e *Event) Done() (bool, error) {
 	c := e.context
-	code := c.driver.functions.call(cuEventQuery, c.handle, &words{e.handle}, nil)
+	code := invoke(c.driver.functions, cuEventQuery, c.handle, &words{e.handle}, nil)
 	if code == 0 || Code(code) == NotReady {
 		return code == 0, nil
 	}

@@ -70,7 +70,7 @@ func HasCode(err error, code Code) bool {
 
 // Driver is the loaded library.
 type Driver struct {
-	functions table
+	functions device.Table
 	version   int
 }
 
@@ -88,8 +88,12 @@ func Open(path string) (*Driver, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cuda: %w", err)
 	}
+	var list []device.Function
+	for c := range callCount {
+		list = append(list, device.Function{Name: symbol(c), Optional: optional[c]})
+	}
 	d := &Driver{}
-	if err := d.functions.load(lib); err != nil {
+	if d.functions, err = lib.Table(list); err != nil {
 		return nil, fmt.Errorf("cuda: %w", err)
 	}
 	var v words
@@ -106,9 +110,12 @@ func Open(path string) (*Driver, error) {
 // Version returns the newest CUDA version that the driver supports: 12080 is 12.8.
 func (d *Driver) Version() int { return d.version }
 
+// has reports whether the library has an optional function.
+func (d *Driver) has(c call) bool { return d.functions.Has(int(c)) }
+
 // do calls a function and turns its code into an error.
 func (d *Driver) do(c call, context uintptr, v *words, buf unsafe.Pointer) error {
-	code := d.functions.call(c, context, v, buf)
+	code := invoke(d.functions, c, context, v, buf)
 	if code == 0 {
 		return nil
 	}
@@ -122,10 +129,10 @@ func (d *Driver) newError(c call, code int) error {
 		c, code = cuCtxSetCurrent, -code
 	}
 	v, name := words{1: uint64(code)}, "unknown code"
-	if d.functions.call(cuGetErrorName, 0, &v, nil) == 0 {
-		name = goString(v[0])
+	if invoke(d.functions, cuGetErrorName, 0, &v, nil) == 0 {
+		name = device.Text(v[0])
 	}
-	return &Error{Call: calls[c], Code: Code(code), Name: name}
+	return &Error{Call: symbol(c), Code: Code(code), Name: name}
 }
 
 // Device describes a GPU.
@@ -205,7 +212,7 @@ func (d *Driver) Device(ordinal int) (Device, error) {
 			return info, err
 		}
 	}
-	info.VMM, info.DMABuf = vmm == 1 && descriptors == 1, dmabuf == 1 && d.functions.has(cuMemGetHandleForAddressRange)
+	info.VMM, info.DMABuf = vmm == 1 && descriptors == 1, dmabuf == 1 && d.has(cuMemGetHandleForAddressRange)
 	return info, nil
 }
 

@@ -2,7 +2,6 @@ package cuda
 
 import (
 	"errors"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -38,19 +37,6 @@ func TestBareMachine(t *testing.T) {
 	}
 }
 
-// TestShimHasTheSameCalls compares the lists of calls in Go and in C.
-func TestShimHasTheSameCalls(t *testing.T) {
-	open(t)
-	for c := range callCount {
-		if symbol(c) != calls[c] {
-			t.Errorf("call %d is %s in Go and %s in the shim", c, calls[c], symbol(c))
-		}
-	}
-	if symbol(callCount) != "" {
-		t.Errorf("the shim has the extra call %s", symbol(callCount))
-	}
-}
-
 func TestNoLibrary(t *testing.T) {
 	_, err := Open(filepath.Join(t.TempDir(), "libcuda.so.1"))
 	if !errors.Is(err, device.ErrNoLibrary) && !errors.Is(err, device.ErrNoCgo) {
@@ -70,18 +56,18 @@ func TestNoLibrary(t *testing.T) {
 func TestSymbolIsMissing(t *testing.T) {
 	open(t)
 	for c := range callCount {
-		t.Run(calls[c], func(t *testing.T) {
-			path := fake.Copy(t, fake.CUDA(t), calls[c])
+		t.Run(symbol(c), func(t *testing.T) {
+			path := fake.Copy(t, fake.CUDA(t), symbol(c))
 			d, err := Open(path)
 			var missing *device.SymbolError
 			switch {
 			case optional[c]:
 				if err != nil {
 					t.Errorf("Open without an optional symbol: %v", err)
-				} else if d.functions.has(c) {
+				} else if d.has(c) {
 					t.Error("has reports a missing symbol")
 				}
-			case !errors.As(err, &missing) || missing.Symbol != calls[c] || missing.Library != path:
+			case !errors.As(err, &missing) || missing.Symbol != symbol(c) || missing.Library != path:
 				t.Errorf("%v", err)
 			}
 		})
@@ -95,26 +81,27 @@ func TestEveryCallFails(t *testing.T) {
 	if len(uses) != int(callCount) {
 		t.Fatalf("%d of %d calls have a use", len(uses), callCount)
 	}
+	files := testkit.OpenFiles(t)
 	r := newHarness(t, d)
 	for c := range callCount {
 		use := uses[c]
 		if use == nil {
 			continue
 		}
-		t.Run(calls[c], func(t *testing.T) {
-			before, live := control.Calls(calls[c]), control.Live("")
+		t.Run(symbol(c), func(t *testing.T) {
+			before, live := control.Calls(symbol(c)), control.Live("")
 			if err := use(r); err != nil {
 				t.Fatalf("a good call: %v", err)
 			}
-			if control.Calls(calls[c]) == before {
+			if control.Calls(symbol(c)) == before {
 				t.Fatal("the use does not make the call")
 			}
-			control.Fail(calls[c], 1, 801)
+			control.Fail(symbol(c), 1, 801)
 			err := use(r)
 			var failed *Error
-			if !errors.As(err, &failed) || failed.Call != calls[c] || failed.Code != 801 || failed.Name != "CUDA_ERROR_NOT_SUPPORTED" {
+			if !errors.As(err, &failed) || failed.Call != symbol(c) || failed.Code != 801 || failed.Name != "CUDA_ERROR_NOT_SUPPORTED" {
 				t.Errorf("%v", err)
-			} else if text := err.Error(); !strings.Contains(text, calls[c]+": CUDA_ERROR_NOT_SUPPORTED (801)") {
+			} else if text := err.Error(); !strings.Contains(text, symbol(c)+": CUDA_ERROR_NOT_SUPPORTED (801)") {
 				t.Errorf("%q does not name the failed call", text)
 			}
 			if n := control.Live(""); n != live {
@@ -125,8 +112,8 @@ func TestEveryCallFails(t *testing.T) {
 	if err := r.close(); err != nil {
 		t.Error(err)
 	}
-	if n := control.Live(""); n != 0 {
-		t.Errorf("%d handles are open", n)
+	if n := control.Live(""); n != 0 || testkit.OpenFiles(t) > files {
+		t.Errorf("%d handles and %d files are open, %d files were", n, testkit.OpenFiles(t), files)
 	}
 }
 
@@ -250,30 +237,6 @@ func TestOldBatch(t *testing.T) {
 	}
 }
 
-// TestCycles opens and closes everything 10,000 times.
-func TestCycles(t *testing.T) {
-	cycles := 10_000
-	d, control := open(t)
-	for range cycles {
-		c := testkit.Must(d.RetainContext(0))
-		s := testkit.Must(c.NewLowPriorityStream())
-		e := testkit.Must(c.NewEvent(Untimed))
-		a := testkit.Must(c.CreateAllocation(1))
-		f := testkit.Must(a.Export())
-		b := testkit.Must(c.ImportAllocation(f, a.Size()))
-		m := testkit.Must(b.Map(ReadWrite))
-		p := testkit.Must(c.Alloc(4096))
-		h := testkit.Must(c.AllocHost(4096))
-		testkit.NoError(t, errors.Join(h.Close(), c.Free(p), m.Close(), b.Close(), f.Close(), a.Close(), e.Close(), s.Close(), c.Close()))
-	}
-	if n := control.Live(""); n != 0 {
-		t.Errorf("%d handles are open after %d cycles", n, cycles)
-	}
-	if fds, err := os.ReadDir("/proc/self/fd"); err == nil && len(fds) > 100 {
-		t.Errorf("%d files are open", len(fds))
-	}
-}
-
 func TestCallsDoNotAllocate(t *testing.T) {
 	d, _ := open(t)
 	r := newHarness(t, d)
@@ -291,16 +254,5 @@ func TestCallsDoNotAllocate(t *testing.T) {
 	}
 	if err := r.stream.Wait(); err != nil {
 		t.Error(err)
-	}
-}
-
-// BenchmarkCall measures a call of the driver.
-func BenchmarkCall(b *testing.B) {
-	d, _ := open(b)
-	r := newHarness(b, d)
-	defer r.close()
-	b.ReportAllocs()
-	for b.Loop() {
-		r.event.Done()
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"unsafe"
+
+	"github.com/cascadeinfer/cascade/migrator/device"
 )
 
 // Pointer is an address of device memory.
@@ -46,7 +48,7 @@ func (c *Context) AllocHost(size int64) (*HostMemory, error) {
 	if err := c.do(cuMemHostAlloc, &v, nil); err != nil {
 		return nil, err
 	}
-	h := &HostMemory{context: c, at: driverMemory(v[0]), size: size, owned: true}
+	h := &HostMemory{context: c, at: device.Memory(v[0]), size: size, owned: true}
 	return h.findPointer()
 }
 
@@ -124,7 +126,7 @@ func (s *Stream) Fill(dst Pointer, value byte, size int64) error {
 
 // SupportsBatches reports whether the driver copies many pieces in one call.
 func (d *Driver) SupportsBatches() bool {
-	return d.functions.has(cuMemcpyBatchAsyncV2) || d.functions.has(cuMemcpyBatchAsync)
+	return d.has(cuMemcpyBatchAsyncV2) || d.has(cuMemcpyBatchAsync)
 }
 
 // Batch is the reusable memory of CopyBatch.
@@ -146,7 +148,7 @@ func (s *Stream) CopyBatch(b *Batch, n int, piece func(i int) (dst, src Pointer,
 		w[i], w[n+i], w[2*n+i] = uint64(dst), uint64(src), uint64(size)
 	}
 	f := cuMemcpyBatchAsyncV2
-	if !s.context.driver.functions.has(f) {
+	if !s.context.driver.has(f) {
 		f = cuMemcpyBatchAsync
 	}
 	return s.context.do(f, &words{uint64(n), s.handle}, unsafe.Pointer(&w[0]))

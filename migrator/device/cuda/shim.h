@@ -16,8 +16,7 @@ typedef struct { int order; cs_location src, dst; unsigned flags; } cs_copy; // 
 
 // CS_CALLS lists every function: its name, its parameters, and the arguments that cs_call
 // passes. v are the caller's eight words, which hold the arguments and, from the first
-// word on, the results; buf is memory of the caller. The order is that of calls in
-// calls.go.
+// word on, the results; buf is memory of the caller. The order is that of calls.go.
 #define CS_CALLS(X)                                                                                                              \
 	X(cuInit, (unsigned), ((unsigned)v[0]))                                                                                      \
 	X(cuDriverGetVersion, (int *), ((int *)&v[0]))                                                                               \

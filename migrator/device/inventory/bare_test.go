@@ -26,9 +26,3 @@ func TestNothingWithoutLibraries(t *testing.T) {
 		t.Errorf("%q", lines)
 	}
 }
-
-func BenchmarkRead(b *testing.B) {
-	for b.Loop() {
-		Read(Config{})
-	}
-}

@@ -32,7 +32,8 @@ func childMain(path string) int {
 		fmt.Println("open:", err)
 		return 1
 	}
-	fmt.Println("lacks", strings.Join(l.MissingFunctions(), " "))
+	lacking := slices.DeleteFunc(slices.Clone(optional), func(s string) bool { return !l.missing[s] })
+	fmt.Println("lacks", strings.Join(lacking, " "))
 	if err := l.Close(); err != nil {
 		fmt.Println("close:", err)
 		return 1

@@ -98,20 +98,8 @@ var optional = []string{
 
 // NVMLLibrary is NVML, initialised. It is safe for concurrent use.
 type NVMLLibrary struct {
-	missing map[string]bool
+	missing map[string]bool // functions that this driver is too old for; their results are left out
 	state
-}
-
-// MissingFunctions lists the functions that this driver is too old for; their results are
-// left out.
-func (l *NVMLLibrary) MissingFunctions() []string {
-	var out []string
-	for _, s := range optional {
-		if l.missing[s] {
-			out = append(out, s)
-		}
-	}
-	return out
 }
 
 // lostReason returns why a code means that the whole GPU is lost, "" if it does not.

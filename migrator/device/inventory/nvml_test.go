@@ -242,9 +242,12 @@ func TestCloseEndsWatch(t *testing.T) {
 	}
 }
 
+// TestManyAtOnce opens and closes concurrently: what the process has of the system does not grow.
 func TestManyAtOnce(t *testing.T) {
 	path := fake.NVML(t)
 	c := fake.Open(t, path)
+	testkit.NoError(t, testkit.Must(OpenNVML(NVMLConfig{Library: path})).Close())
+	files, libraries := held(t)
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
@@ -264,31 +267,8 @@ func TestManyAtOnce(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if live := c.Live("inits"); live != 0 {
-		t.Errorf("%d handles are alive", live)
-	}
-}
-
-// TestNothingLeaks opens and closes 10,000 times: what the process has of the
-// system does not grow.
-func TestNothingLeaks(t *testing.T) {
-	path := fake.NVML(t)
-	c := fake.Open(t, path)
-	cycle := func(n int) {
-		for i := range n {
-			l := testkit.Must(OpenNVML(NVMLConfig{Library: path}))
-			if i%100 == 0 {
-				testkit.Must(l.Read())
-			}
-			testkit.NoError(t, l.Close())
-		}
-	}
-	cycle(100)
-	alive := c.Live("") // what other tests' failures have left
-	fds, libs := held(t)
-	cycle(10_000)
-	if f, l := held(t); f != fds || l != libs || c.Live("") != alive {
-		t.Errorf("%d descriptors became %d, %d mappings of libraries %d, and %d handles are alive", fds, f, libs, l, c.Live(""))
+	if f, l := held(t); c.Live("inits") != 0 || f != files || l != libraries {
+		t.Errorf("%d handles are alive; %d descriptors became %d, %d mappings of libraries %d", c.Live("inits"), files, f, libraries, l)
 	}
 }
 

@@ -138,8 +138,6 @@ type Health struct {
 	RemapFailed bool `json:"remap_failed,omitempty"`
 	// Throttled are the reasons for low clocks other than idleness.
 	Throttled []string `json:"throttled,omitempty"`
-	// Xid is the last critical error that was reported while errors were watched.
-	Xid uint64 `json:"xid,omitempty"`
 }
 
 // Problem describes the worst problem, "" for none. Throttling is no problem.
@@ -147,8 +145,6 @@ func (h Health) Problem() string {
 	switch {
 	case h.Lost != "":
 		return h.Lost
-	case h.Xid != 0:
-		return fmt.Sprintf("Xid %d", h.Xid)
 	case h.RemapFailed:
 		return "its memory could not be repaired: replace the GPU"
 	case h.Remap:

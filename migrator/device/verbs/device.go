@@ -8,6 +8,8 @@ import (
 	"sync"
 	"syscall"
 	"unsafe"
+
+	"github.com/cascadeinfer/cascade/migrator/device"
 )
 
 // Limits are the limits of a device.
@@ -44,7 +46,7 @@ func (l *Library) OpenDevice(name string) (_ *Device, err error) {
 		if err := l.do(getDeviceName, &v, nil); err != nil {
 			return err
 		}
-		if is := goString(v[0]); is != name || d.context != 0 {
+		if is := device.Text(v[0]); is != name || d.context != 0 {
 			others = append(others, is)
 			return nil
 		}
@@ -145,7 +147,7 @@ func (d *Device) GID(port, index uint8) (GID, error) {
 	g := GID{Index: index}
 	v := words{d.context, uint64(port), uint64(index)}
 	c := queryGID
-	if d.lib.functions.has(queryGIDEx) {
+	if d.lib.has(queryGIDEx) {
 		c = queryGIDEx
 	}
 	err := d.lib.do(c, &v, unsafe.Pointer(&g.Address))
@@ -203,7 +205,7 @@ func (d *Device) Event() (Event, error) {
 	e := Event{Kind: int(v[1]), Fatal: v[1] == eventFatal, AddressChanged: v[1] >= eventPortActive && v[1] <= eventPKey || v[1] == eventReregister || v[1] == eventGID, Text: fmt.Sprintf("event %d", v[1])}
 	name := words{v[1]}
 	if d.lib.do(eventText, &name, nil) == nil {
-		e.Text = goString(name[0])
+		e.Text = device.Text(name[0])
 	}
 	return e, d.lib.do(ackAsyncEvent, &v, nil)
 }

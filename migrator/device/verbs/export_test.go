@@ -2,8 +2,13 @@ package verbs
 
 import "unsafe"
 
-// Calls are the names of all calls; Optional reports the ones that a library may lack.
-var Calls = calls[:]
+// Calls are the names of all calls.
+var Calls = func() (all []string) {
+	for c := range callCount {
+		all = append(all, symbol(c))
+	}
+	return all
+}()
 
 // Optional reports whether a library may lack a call.
 func Optional(i int) bool { return optional[call(i)] }
@@ -12,10 +17,7 @@ func Optional(i int) bool { return optional[call(i)] }
 func Inline(i int) bool { return call(i) >= postSend }
 
 // Has reports whether a library has an optional call.
-func (l *Library) Has(i int) bool { return l.functions.has(call(i)) }
-
-// Symbol returns the shim's name of a call.
-func Symbol(i int) string { return symbol(call(i)) }
+func (l *Library) Has(i int) bool { return l.has(call(i)) }
 
 // Sizes returns the sizes of the structures that Go and C share, as each side has them.
 func Sizes() (ours, theirs [3]uintptr) {

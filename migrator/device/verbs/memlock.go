@@ -17,5 +17,5 @@ func (e *MemlockError) Error() string {
 }
 
 func symbolError(c call) error {
-	return &device.SymbolError{Library: Soname, Symbol: calls[c]}
+	return &device.SymbolError{Library: Soname, Symbol: symbol(c)}
 }

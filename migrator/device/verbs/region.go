@@ -47,7 +47,7 @@ func (d *Device) Register(address uintptr, length uint64, access Access) (*Memor
 // an offset on, which requests address from base on. The error is a *device.SymbolError
 // if the library is too old.
 func (d *Device) RegisterDMABuf(fd int, offset, length, base uint64, access Access) (*MemoryRegion, error) {
-	if !d.lib.functions.has(regDMABuf) {
+	if !d.lib.has(regDMABuf) {
 		return nil, fmt.Errorf("verbs: %w", symbolError(regDMABuf))
 	}
 	v := words{d.domain, offset, length, base, uint64(fd), uint64(access)}

@@ -5,7 +5,7 @@
 #include "abi.h"
 
 // CV_CALLS lists every call: its name, and the version of its symbol, 0 if the call is in
-// the context's table instead. The order is that of calls in calls.go.
+// the context's table instead. The order is that of calls.go.
 #define CV_CALLS(X)                              \
 	X(ibv_get_device_list, "IBVERBS_1.1")        \
 	X(ibv_free_device_list, "IBVERBS_1.1")       \

@@ -54,7 +54,7 @@ type Resources struct{ Devices, Regions, Queues, Pairs int64 }
 
 // Library is the loaded library. It is safe for concurrent use.
 type Library struct {
-	functions                       table
+	functions                       device.Table
 	devices, regions, queues, pairs atomic.Int64
 }
 
@@ -71,8 +71,12 @@ func Open(path string) (*Library, error) {
 	if err != nil {
 		return nil, fmt.Errorf("verbs: %w", err)
 	}
+	var list []device.Function
+	for c := range callCount {
+		list = append(list, device.Function{Name: symbol(c), Version: version(c), Optional: optional[c], Inline: version(c) == ""})
+	}
 	l := &Library{}
-	if err := l.functions.load(lib); err != nil {
+	if l.functions, err = lib.Table(list); err != nil {
 		return nil, fmt.Errorf("verbs: %w", err)
 	}
 	return l, nil
@@ -83,10 +87,13 @@ func (l *Library) OpenResources() Resources {
 	return Resources{l.devices.Load(), l.regions.Load(), l.queues.Load(), l.pairs.Load()}
 }
 
+// has reports whether the library has an optional function.
+func (l *Library) has(c call) bool { return l.functions.Has(int(c)) }
+
 // do calls a function and turns its status into an error.
 func (l *Library) do(c call, v *words, buf unsafe.Pointer) error {
-	if errno := l.functions.call(c, v, buf); errno != 0 {
-		return &Error{Call: calls[c], Errno: errno}
+	if errno := invoke(l.functions, c, v, buf); errno != 0 {
+		return &Error{Call: symbol(c), Errno: errno}
 	}
 	return nil
 }
@@ -99,7 +106,7 @@ func (l *Library) Devices() ([]string, error) {
 		if err := l.do(getDeviceName, &v, nil); err != nil {
 			return err
 		}
-		names = append(names, goString(v[0]))
+		names = append(names, device.Text(v[0]))
 		return nil
 	})
 	return names, err
@@ -128,5 +135,5 @@ func (l *Library) statusText(status uint32) string {
 	if l.do(statusText, &v, nil) != nil {
 		return fmt.Sprintf("status %d", status)
 	}
-	return goString(v[0])
+	return device.Text(v[0])
 }

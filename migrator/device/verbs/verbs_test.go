@@ -40,17 +40,9 @@ func TestBareMachine(t *testing.T) {
 	}
 }
 
-// TestShimIsTheSame compares the calls and the structures of Go and C.
+// TestShimIsTheSame compares the structures of Go and C. That the calls have the same numbers, TestEveryCallFails shows.
 func TestShimIsTheSame(t *testing.T) {
 	open(t)
-	for i, name := range verbs.Calls {
-		if verbs.Symbol(i) != name {
-			t.Errorf("call %d is %s in Go and %s in the shim", i, name, verbs.Symbol(i))
-		}
-	}
-	if s := verbs.Symbol(len(verbs.Calls)); s != "" {
-		t.Errorf("the shim has the extra call %s", s)
-	}
 	if ours, theirs := verbs.Sizes(); ours != theirs {
 		t.Errorf("sizes are %v in Go and %v in the shim", ours, theirs)
 	}
@@ -95,6 +87,9 @@ func TestSymbolIsMissing(t *testing.T) {
 
 func TestRequests(t *testing.T) {
 	l, c := open(t)
+	first := &harness{lib: l}
+	testkit.NoError(t, errors.Join(first.setUp(""), first.close()))
+	files := testkit.OpenFiles(t) // including those of Go's poller
 	r := &harness{lib: l}
 	if err := errors.Join(r.setUp(""), r.work(), r.failRequest()); err != nil {
 		t.Error(err)
@@ -111,8 +106,8 @@ func TestRequests(t *testing.T) {
 	if err := r.pairs[0].Close(); err != nil {
 		t.Errorf("a second Close: %v", err)
 	}
-	if n := c.Live(""); n != 0 || l.OpenResources() != (verbs.Resources{}) {
-		t.Errorf("%d handles are left, %+v", n, l.OpenResources())
+	if n := c.Live(""); n != 0 || l.OpenResources() != (verbs.Resources{}) || testkit.OpenFiles(t) > files {
+		t.Errorf("%d handles and %d files are left of %d, %+v", n, testkit.OpenFiles(t), files, l.OpenResources())
 	}
 }
 
@@ -249,34 +244,5 @@ func TestLocked(t *testing.T) {
 	}
 	if err := (&verbs.MemlockError{Need: 2, Limit: 1}).Error(); !strings.Contains(err, "LimitMEMLOCK") {
 		t.Error(err)
-	}
-}
-
-// TestNothingLeaks opens and closes all there is, many times.
-func TestNothingLeaks(t *testing.T) {
-	l, c := open(t)
-	cycles := 10_000
-	if testing.Short() {
-		cycles = 100
-	}
-	before := testkit.OpenFiles(t)
-	for range cycles {
-		r := &harness{lib: l, withoutDMABuf: true}
-		testkit.NoError(t, errors.Join(r.setUp(""), r.close()))
-	}
-	if n := c.Live(""); n != 0 || l.OpenResources() != (verbs.Resources{}) {
-		t.Errorf("%d handles are left, %+v", n, l.OpenResources())
-	}
-	if after := testkit.OpenFiles(t); after > before {
-		t.Errorf("%d files were open before, %d are after", before, after)
-	}
-}
-
-func BenchmarkRead(b *testing.B) {
-	l, _ := open(b)
-	r := newHarness(b, l)
-	defer r.close()
-	for b.Loop() {
-		testkit.NoError(b, r.transfer(64))
 	}
 }
