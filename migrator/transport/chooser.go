@@ -34,10 +34,11 @@ type Chooser struct {
 }
 
 type probe struct {
-	known bool
-	err   error
-	at    time.Time
-	due   bool // a pull has failed since, or the memory has changed
+	known  bool
+	err    error
+	at     time.Time
+	due    bool // a pull has failed since, or the memory has changed
+	listed bool // TransportsToProbe has listed it since it became due
 }
 
 type path struct {
@@ -74,6 +75,8 @@ func (c *Chooser) TransportsToProbe(now time.Time) []Transport {
 		}
 		if !p.known || p.due || now.Sub(p.at) >= every {
 			due = append(due, t)
+			p.listed = true
+			c.probes[t.Name()] = p
 		}
 	}
 	return due
@@ -82,15 +85,21 @@ func (c *Chooser) TransportsToProbe(now time.Time) []Transport {
 // ReprobeAll makes all transports due for a probe. The caller calls it when the local
 // engine, and its memory, has come or gone.
 func (c *Chooser) ReprobeAll() {
-	for name, p := range c.probes {
-		p.due = true
-		c.probes[name] = p
+	for name := range c.probes {
+		c.setDue(name)
 	}
 }
 
-// RecordProbe records the result of a probe.
+func (c *Chooser) setDue(name string) {
+	p := c.probes[name]
+	p.due, p.listed = true, false
+	c.probes[name] = p
+}
+
+// RecordProbe records the result of a probe. A transport that became due during the probe stays due.
 func (c *Chooser) RecordProbe(name string, err error, now time.Time) {
-	c.probes[name] = probe{known: true, err: err, at: now}
+	p := c.probes[name]
+	c.probes[name] = probe{known: true, err: err, at: now, due: p.due && !p.listed}
 }
 
 // Pair is a replica that pulls and the peer that it pulls from.
@@ -100,14 +109,6 @@ type Pair struct {
 	// Paths are the paths from the peer, best first (links.Paths), as far as the links
 	// between the two are known; nil if they are unknown.
 	Paths []links.Path
-}
-
-// Choice is a ranked transport.
-type Choice struct {
-	Transport Transport
-	// Reason explains the rank: the link that the transport uses, or what is wrong with
-	// it.
-	Reason string
 }
 
 // Rank returns the transports by which a pair that has the transports of these names may
@@ -120,9 +121,9 @@ type Choice struct {
 //  4. transports in backoff, the one whose backoff ends first.
 //
 // No transport means that blocks cannot be pulled.
-func (c *Chooser) Rank(p Pair, names []string, now time.Time) []Choice {
+func (c *Chooser) Rank(p Pair, names []string, now time.Time) []Transport {
 	type ranked struct {
-		Choice
+		Transport
 		rank  int
 		until time.Time // end of the backoff; zero for none
 	}
@@ -132,46 +133,36 @@ func (c *Chooser) Rank(p Pair, names []string, now time.Time) []Choice {
 		if !slices.Contains(names, name) || !t.CanReach(p.PeerHost, p.Host) || c.probes[name].err != nil {
 			continue
 		}
-		next := ranked{Choice: Choice{Transport: t}}
-		next.rank, next.Reason = rank(p.Paths, name)
+		next := ranked{Transport: t, rank: rank(p.Paths, name)}
 		if r := c.paths[path{p.Peer, name}]; r != nil && now.Before(r.until) {
 			next.until = r.until
-			next.Reason = "backed off for " + r.until.Sub(now).Round(time.Millisecond).String() + ": " + r.err.Error()
 		}
 		order = append(order, next)
 	}
 	slices.SortStableFunc(order, func(a, b ranked) int {
-		if !a.until.IsZero() || !b.until.IsZero() {
-			return a.until.Compare(b.until) // the zero time comes first
-		}
-		return cmp.Compare(a.rank, b.rank)
+		return cmp.Or(a.until.Compare(b.until), cmp.Compare(a.rank, b.rank)) // the zero time comes first
 	})
-	out := make([]Choice, len(order))
+	out := make([]Transport, len(order))
 	for i, r := range order {
-		out[i] = r.Choice
+		out[i] = r.Transport
 	}
 	return out
 }
 
-// rank returns the rank of a transport among the paths, and the reason for it.
-func rank(paths []links.Path, name string) (int, string) {
-	at := -1
+// rank returns the rank of a transport among the paths: open paths in their order, then transports that no path
+// names, then closed paths.
+func rank(paths []links.Path, name string) int {
+	at := len(paths)
 	for i, w := range paths {
 		switch {
 		case w.Transport != name:
 		case !w.Closed:
-			return i, w.Reason
-		case at < 0:
-			at = i
+			return i
+		case at == len(paths):
+			at += 1 + i
 		}
 	}
-	switch {
-	case at >= 0:
-		return len(paths) + 1 + at, "tried last: " + paths[at].Reason
-	case paths == nil:
-		return 0, "the links are unknown: in order of preference"
-	}
-	return len(paths), "no known link offers it"
+	return at
 }
 
 // RecordFailure records an Open or a Pull that failed. It ignores a refused ticket and a
@@ -183,9 +174,7 @@ func (c *Chooser) RecordFailure(peer policies.ReplicaID, name string, err error,
 	r := c.record(peer, name, now)
 	r.backoff = min(max(2*r.backoff, minBackoff), maxBackoff)
 	r.err, r.until, r.good = err, now.Add(r.backoff), 0
-	p := c.probes[name]
-	p.due = true
-	c.probes[name] = p
+	c.setDue(name)
 }
 
 // RecordPull records a pull that succeeded.

@@ -158,11 +158,7 @@ func (s *Paths) pairWith(peer policies.ReplicaID) Pair {
 func (s *Paths) order(p Pair, names []string) []Transport {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var out []Transport
-	for _, c := range s.chooser.Rank(p, names, time.Now()) {
-		out = append(out, c.Transport)
-	}
-	return out
+	return s.chooser.Rank(p, names, time.Now())
 }
 
 // recordFailure records a failed pull, unless it was cancelled or this process ran out of a

@@ -69,7 +69,7 @@ func TestMixedMemoryChoice(t *testing.T) {
 			theirs = []string{"cuda", "tcp"}
 		}
 		order := choose.Rank(transport.Pair{Peer: "a", Host: "n", PeerHost: "n"}, theirs, time.Now())
-		if len(order) != 1 || order[0].Transport.Name() != "tcp" {
+		if len(order) != 1 || order[0].Name() != "tcp" {
 			t.Errorf("a pool %s: the ranking is %v", where, order)
 		}
 	}
