@@ -182,6 +182,26 @@ func TestOtherMemory(t *testing.T) {
 	testkit.WantError(t, err, "the engine was restarted")
 }
 
+// TestPullAfterFailure: a pull that has failed, here by its context, fails from then on, and says nothing new about
+// the transport.
+func TestPullAfterFailure(t *testing.T) {
+	n := [2]*transporttest.Network{{}, {}}
+	a, b := newSide(t, "r0", n, "aabbccdd", nil), newSide(t, "r1", n, "........", nil)
+	p := testkit.Must(b.Open(t.Context(), "r0", a.offers(1), b.pool.m))
+	defer p.Close()
+	plan := transport.Plan{Src: []uint32{1}, Dst: []uint32{3}, Sums: a.pool.m.Sums(nil, []uint32{1})}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, ctx := range []context.Context{ended, t.Context()} {
+		if _, err := p.Pull(ctx, plan); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	}
+	if order := b.PullNames("r0"); order[0] != "bad" {
+		t.Errorf("%v after a pull that was cancelled", order)
+	}
+}
+
 // TestBrokenTransports are neither offered nor used.
 func TestBrokenTransports(t *testing.T) {
 	n := [2]*transporttest.Network{{}, {}}

@@ -16,6 +16,7 @@ type Pull struct {
 	offers    []Offer // not tried yet
 	puller    Puller
 	transport string
+	failed    error // returned by every further Pull
 }
 
 // Open opens a pull into a memory with the best of the transports that a peer offers. The caller
@@ -89,7 +90,7 @@ func (p *Pull) pullOnce(ctx context.Context, plan Plan) error {
 	if len(plan.Src) == 0 {
 		return nil
 	}
-	for {
+	for p.failed == nil {
 		stats, err := p.puller.Pull(ctx, plan)
 		if err == nil {
 			p.set.recordPull(p.pair, p.transport, stats)
@@ -102,9 +103,10 @@ func (p *Pull) pullOnce(ctx context.Context, plan Plan) error {
 		p.puller.Close()
 		p.logFailure(ctx, "pull failed", p.transport, err)
 		if ctx.Err() != nil || p.open(ctx) != nil {
-			return err
+			p.failed = err
 		}
 	}
+	return p.failed
 }
 
 // Outcome is what PullBlocks has done.
