@@ -151,7 +151,7 @@ func codeOf(err error) api.Code {
 
 // errorOf are the errors of this package for codes of the engine.
 var errorOf = map[api.Code]error{
-	api.NotFound: ErrNotFound, api.NotComputed: ErrNotComputed, api.Unavailable: ErrUnavailable, api.Full: ErrFull, api.Unsupported: ErrNoPrefixes,
+	api.NotFound: ErrNotFound, api.NotComputed: ErrNotComputed, api.Unavailable: ErrUnavailable, api.Full: ErrFull,
 }
 
 // Thaw lets a frozen request continue; it has no effect on one that is not frozen.

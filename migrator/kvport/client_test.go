@@ -469,6 +469,16 @@ func FuzzTable(f *testing.F) {
 	})
 }
 
+// The error of a call that the engine does not have says that.
+func TestNoSuchCall(t *testing.T) {
+	c := newConnected(t, new(fakeEngine))
+	err := c.Drop(t.Context(), "l")
+	testkit.WantError(t, err, "engine blocks: drop l: no such call")
+	if errors.Is(err, ErrNoPrefixes) {
+		t.Error("it says that the engine has no prefix cache")
+	}
+}
+
 // TestNextToken checks that an engine without a schedule counts as quiet, and that no report
 // overflows.
 func TestNextToken(t *testing.T) {

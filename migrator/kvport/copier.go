@@ -136,16 +136,26 @@ func (c *Copier) Served() Served {
 	return c.served
 }
 
-// begin runs work on a goroutine that Run waits for. It returns false while Run does not run.
-func (c *Copier) begin(work func(run context.Context)) bool {
+// begin runs work on a goroutine that Run waits for, in one of some places. It returns ErrBusy if none is free, and
+// ErrNoMemory while Run does not run.
+func (c *Copier) begin(places chan struct{}, work func(run context.Context)) error {
+	select {
+	case places <- struct{}{}:
+	default:
+		return ErrBusy
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ctx == nil {
-		return false
-	}
 	run := c.ctx
-	c.workers.Go(func() { work(run) })
-	return true
+	if run == nil {
+		<-places
+		return ErrNoMemory
+	}
+	c.workers.Go(func() {
+		defer func() { <-places }()
+		work(run)
+	})
+	return nil
 }
 
 // reservationName returns a name that no other reservation of the engine has.

@@ -24,13 +24,7 @@ type Pulled struct {
 // an error, if the own engine has the whole prefix. After an error the own engine's cache is as it was, and
 // a request computes its prompt.
 func (c *Copier) Pull(ctx context.Context, holder policies.ReplicaID, p Prefix) (Pulled, error) {
-	select {
-	case c.pulling <- struct{}{}:
-	default:
-		return Pulled{}, ErrBusy
-	}
 	if !c.cfg.CanReceive() {
-		<-c.pulling
 		return Pulled{}, ErrNoMemory
 	}
 	type result struct {
@@ -38,8 +32,7 @@ func (c *Copier) Pull(ctx context.Context, holder policies.ReplicaID, p Prefix) 
 		err    error
 	}
 	done := make(chan result, 1)
-	if !c.begin(func(run context.Context) {
-		defer func() { <-c.pulling }()
+	err := c.begin(c.pulling, func(run context.Context) {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
 		defer context.AfterFunc(run, cancel)()
@@ -49,9 +42,9 @@ func (c *Copier) Pull(ctx context.Context, holder policies.ReplicaID, p Prefix) 
 		if job.reserved && err != nil {
 			c.release(run, job.name, job.late)
 		}
-	}) {
-		<-c.pulling
-		return Pulled{}, ErrNoMemory
+	})
+	if err != nil {
+		return Pulled{}, err
 	}
 	select {
 	case r := <-done:

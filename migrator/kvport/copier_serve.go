@@ -24,16 +24,9 @@ import (
 func (c *Copier) Serve(ctx context.Context, from policies.ReplicaID, q *api.FetchPrefixRequest, answer func(*api.FetchPrefixAnswer) error) (err error) {
 	ctx, answer, end := c.startServeSpan(ctx, from, q, answer)
 	defer func() { end(err) }()
-	select {
-	case c.serving <- struct{}{}:
-	default:
-		c.countRefusal()
-		return status.Error(codes.ResourceExhausted, ErrBusy.Error())
-	}
 	// The peer's call may end before this: the blocks are released on a goroutine of Run.
 	done := make(chan error, 1)
-	if !c.begin(func(run context.Context) {
-		defer func() { <-c.serving }()
+	switch c.begin(c.serving, func(run context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, serveTimeout)
 		defer cancel()
 		defer context.AfterFunc(run, cancel)()
@@ -47,7 +40,10 @@ func (c *Copier) Serve(ctx context.Context, from policies.ReplicaID, q *api.Fetc
 			done <- err
 		}
 	}) {
-		<-c.serving
+	case ErrBusy:
+		c.countRefusal()
+		return status.Error(codes.ResourceExhausted, ErrBusy.Error())
+	case ErrNoMemory:
 		return status.Error(codes.Unavailable, "the migrator is not running")
 	}
 	return <-done
@@ -112,11 +108,11 @@ func (c *Copier) serve(ctx, run context.Context, name string, from policies.Repl
 	}
 	set, grant := c.cfg.Paths, transport.Grant{Migration: name, Receiver: from, Deadline: time.Now().Add(serveTimeout)}
 	offers := set.Export(grant)
-	defer set.Revoke(name, offers) // before the release
+	defer set.Revoke(name) // before the release
 	if len(offers) == 0 {
 		return false, status.Error(codes.Unavailable, "no transport can serve the KV")
 	}
-	set.Announce(name, offers, wanted)
+	set.Announce(name, wanted)
 	c.mu.Lock()
 	c.served.Prefixes++
 	c.served.Tokens += uint64(pinned.Cached) - q.GetFirst()

@@ -25,7 +25,7 @@ func newPaths(t *testing.T, n *transporttest.Network, self policies.ReplicaID, p
 func canExport(set *transport.Paths) bool {
 	g := transport.Grant{Migration: "trial", Receiver: "r9", Deadline: time.Now().Add(time.Minute)}
 	offers := set.Export(g)
-	set.Revoke(g.Migration, offers)
+	set.Revoke(g.Migration)
 	return len(offers) > 0
 }
 

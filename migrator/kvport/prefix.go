@@ -34,7 +34,10 @@ func (c *Client) PinPrefix(ctx context.Context, id string, p Prefix, reserve boo
 	var out PinnedPrefix
 	err := c.call(ctx, "pin prefix", id, callTime, func(ctx context.Context, l *session) error {
 		r, err := l.conn.Call(ctx, api.Call{Op: api.Pin, Reservation: id, Model: p.Model, CacheSalt: p.Salt, IDs: p.IDs, Rest: reserve})
-		if err != nil {
+		switch {
+		case codeOf(err) == api.Unsupported:
+			return ErrNoPrefixes
+		case err != nil:
 			return err
 		}
 		size := l.table.BlockTokens

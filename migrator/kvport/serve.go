@@ -40,11 +40,11 @@ func (c *Client) Serve(ctx context.Context, from policies.ReplicaID, q *wire.Fet
 	}
 	set, grant := c.cfg.Paths(), transport.Grant{Migration: "kv/" + x.Handle, Receiver: from, Deadline: x.until}
 	offers := set.Export(grant)
-	defer set.Revoke(grant.Migration, offers) // before the release
+	defer set.Revoke(grant.Migration)         // before the release
 	if len(offers) == 0 || c.session() != s { // the transports may serve the memory of a later session
 		return errors.New("no transport can serve the KV")
 	}
-	set.Announce(grant.Migration, offers, x.Blocks[first:])
+	set.Announce(grant.Migration, x.Blocks[first:])
 	if err := answer(&wire.FetchKVAnswer{Offers: transport.EncodeOffers(offers), Blocks: x.Blocks[first:], Sums: x.Sums[int(first)*len(s.memory.Regions):]}); err != nil {
 		return err
 	}

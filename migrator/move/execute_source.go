@@ -173,8 +173,8 @@ func (m *Executor) enqueueTableCall(a Action, ask func(ctx context.Context, leg 
 		x.listed.hash, x.listed.at = hash.Extend(t.IDs...), from+len(t.IDs)
 		ev.Span.Hash = x.listed.hash
 		return func() {
-			if x := m.exports[a.Deal]; x != nil { // the target may read the blocks with its tickets
-				m.cfg.Paths.Announce(a.Deal.String(), x.offers, t.Blocks)
+			if m.exports[a.Deal] != nil { // the target may read the blocks with its tickets
+				m.cfg.Paths.Announce(a.Deal.String(), t.Blocks)
 			}
 			if answer == Frozen {
 				d, _ := m.cfg.Engine.Description()
@@ -225,9 +225,8 @@ func (m *Executor) revokeOffers(a Action) {
 	if x == nil || len(x.offers) == 0 {
 		return
 	}
-	offers := x.offers
 	m.enqueue(key{source, a.Deal}, job{kind: a.Kind, run: func(context.Context) func() {
-		m.cfg.Paths.Revoke(a.Deal.String(), offers)
+		m.cfg.Paths.Revoke(a.Deal.String())
 		return nil
 	}})
 }

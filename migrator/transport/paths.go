@@ -210,3 +210,32 @@ func (s *Paths) exports(peer policies.ReplicaID) []Transport {
 	}
 	return slices.DeleteFunc(slices.Clone(s.cfg.Transports), func(t Transport) bool { return broken[t.Name()] || !t.CanReach(own, other) })
 }
+
+// Export makes an offer for a grant with every transport over which its receiver may pull. A
+// transport that fails to is left out.
+func (s *Paths) Export(g Grant) (offers []Offer) {
+	for _, t := range s.exports(g.Receiver) {
+		offer, err := t.Export(g)
+		if err != nil {
+			s.log.Warn("transport ticket not created", "transport", t.Name(), "migration", g.Migration, "error", err)
+			continue
+		}
+		offers = append(offers, offer)
+	}
+	return offers
+}
+
+// Announce lets the receiver of the offers for a migration read blocks.
+func (s *Paths) Announce(migration string, blocks []uint32) {
+	for _, t := range s.cfg.Transports {
+		t.Announce(migration, blocks)
+	}
+}
+
+// Revoke ends the grants for a migration. When it returns, no pull that succeeds reads
+// the blocks any more.
+func (s *Paths) Revoke(migration string) {
+	for _, t := range s.cfg.Transports {
+		t.Revoke(migration)
+	}
+}

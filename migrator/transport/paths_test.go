@@ -78,7 +78,7 @@ func newSide(t *testing.T, id policies.ReplicaID, n [2]*transporttest.Network, t
 	}
 	testkit.WaitFor(t, "the transports run", func() bool {
 		out := s.Export(transport.Grant{Migration: "first", Receiver: "r9", Deadline: time.Now().Add(time.Minute)})
-		s.Revoke("first", out)
+		s.Revoke("first")
 		return len(out) == working && out[working-1].Transport == "good"
 	})
 	return s
@@ -87,7 +87,7 @@ func newSide(t *testing.T, id policies.ReplicaID, n [2]*transporttest.Network, t
 // offers exports blocks to r1.
 func (s side) offers(blocks ...uint32) []transport.Offer {
 	out := s.Export(transport.Grant{Migration: "m", Receiver: "r1", Deadline: time.Now().Add(time.Minute)})
-	s.Announce("m", out, blocks)
+	s.Announce("m", blocks)
 	return out
 }
 
@@ -119,7 +119,7 @@ func TestPullFallsBack(t *testing.T) {
 		if order := b.PullNames("r0"); !slices.Equal(order, []string{"bad", "good"}) {
 			t.Errorf("%s: with another peer of that name %v", name, order)
 		}
-		a.Revoke("m", a.offers())
+		a.Revoke("m")
 		if _, err := b.Open(t.Context(), "r0", nil, b.pool.m); err == nil || !strings.Contains(err.Error(), "no transport in common") {
 			t.Errorf("%s: without offers: %v", name, err)
 		}
@@ -168,7 +168,7 @@ func TestRevoked(t *testing.T) {
 	n := [2]*transporttest.Network{{}, {}}
 	a, b := newSide(t, "r0", n, "aabbccdd", nil), newSide(t, "r1", n, "........", nil)
 	offers := a.offers(1)
-	a.Revoke("m", offers)
+	a.Revoke("m")
 	if _, err := b.Open(t.Context(), "r0", offers, b.pool.m); !errors.Is(err, transport.ErrRefused) {
 		t.Error(err)
 	}
