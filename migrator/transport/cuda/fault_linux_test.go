@@ -179,7 +179,7 @@ func TestReadOnly(t *testing.T) {
 	c := newControl(t)
 	pair := newPair(t, newGPU(t), small, small)
 	said := &bytes.Buffer{}
-	pair.Target.Transport.(*Transport).config.Logger = slog.New(slog.NewTextHandler(said, nil))
+	pair.Target.Transport.(*Transport).Logger = slog.New(slog.NewTextHandler(said, nil))
 	l := transporttest.Start(t, pair)
 	before := c.Calls("cuMemSetAccess")
 	c.Fail("cuMemSetAccess", 1, 801)

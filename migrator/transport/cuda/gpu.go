@@ -11,10 +11,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-const (
-	maxIdleStreams = 4                // unused streams that are kept
-	idleMapping    = 30 * time.Second // after which an unused mapping is unmapped
-)
+// maxIdleStreams is how many unused streams are kept.
+const maxIdleStreams = 4
 
 // GPUConfig configures a GPU.
 type GPUConfig struct {

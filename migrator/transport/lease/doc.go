@@ -1,11 +1,11 @@
 // Package lease grants a receiver the right to pull blocks, and ends it: what every transport does in
 // the same way at both ends of a pull. It has the offers of a source and their tickets, the first two
-// messages of a connection, the accept loop of a source that serves a socket, the socket of transports
-// on one host, and the receiver's Puller.
+// messages of a connection, the accept loop of a source that serves a socket, the transports between
+// processes of one host but for their copies, and the receiver's Puller.
 //
-// A transport opens a pull with Open, and returns a Puller that runs the transport's own
-// Steps: copy the blocks of a plan, interrupt that copy, release what was acquired. Its
-// source embeds a Source, which exports grants and accepts receivers.
+// A transport embeds a Source, which exports grants and accepts receivers. It opens a pull with Open,
+// and returns a Puller that runs the transport's own Steps: copy the blocks of a plan, interrupt that
+// copy, release what was acquired.
 //
 // Invariants:
 //
@@ -24,13 +24,13 @@
 //     its deadline.
 //  2. Between Enter and Leave a lease is in force: what is read of the memory in between
 //     is read before Revoke returns.
-//  3. A lease is for the blocks that were announced for its migration (Issuer.Announce);
+//  3. A lease is for the blocks that were announced for its migration (Source.Announce);
 //     transports that send blocks themselves check it (Lease.CheckAnnounced).
 //
 // # Sockets on one host
 //
-// A source serves a Unix socket of message packets with ServeSocket, a receiver connects with
-// OpenSocket; both run as the same user. The receiver presents its ticket and is sent the
+// A Local serves a Unix socket of message packets, to which receivers of the same user connect with
+// OpenSession. The receiver presents its ticket and is sent the
 // layout of the pool, together with what its transport needs to reach the memory: some bytes, and at
 // most one descriptor. The connection stays open for the life of the pull:
 //

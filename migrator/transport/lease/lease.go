@@ -14,11 +14,11 @@ type Lease struct {
 	// Memory is the memory that the grant is for. It is held from Redeem until End.
 	Memory *transport.Memory
 
-	issuer *Issuer
+	source *Source
 	done   chan struct{}
+	ticket [transport.TicketSize]byte
 
-	// guarded by issuer.mu
-	secret   [transport.TicketSize]byte
+	// guarded by source.mu
 	redeemed bool
 	over     bool
 	users    int      // that have entered and not left
@@ -45,11 +45,11 @@ func (l *Lease) CloseWhenDone(c io.Closer) (stop func()) {
 }
 
 // Enter begins a use of the memory, or an answer that depends on the lease. It reports
-// false, and must not be followed by Leave, when the lease is over or expired at now.
-func (l *Lease) Enter(now time.Time) bool {
-	l.issuer.mu.Lock()
-	defer l.issuer.mu.Unlock()
-	if l.over || !now.Before(l.Deadline) {
+// false, and must not be followed by Leave, when the lease is over or expired.
+func (l *Lease) Enter() bool {
+	l.source.mu.Lock()
+	defer l.source.mu.Unlock()
+	if l.over || !time.Now().Before(l.Deadline) {
 		return false
 	}
 	l.users++
@@ -58,18 +58,18 @@ func (l *Lease) Enter(now time.Time) bool {
 
 // Leave ends the use that Enter began.
 func (l *Lease) Leave() {
-	l.issuer.mu.Lock()
-	defer l.issuer.mu.Unlock()
+	l.source.mu.Lock()
+	defer l.source.mu.Unlock()
 	l.users--
 	if l.users == 0 {
-		l.issuer.unused.Broadcast()
+		l.source.unused.Broadcast()
 	}
 }
 
 // CheckAnnounced returns an error unless all of these blocks were announced for the lease.
 func (l *Lease) CheckAnnounced(blocks []uint32) error {
-	l.issuer.mu.Lock()
-	defer l.issuer.mu.Unlock()
+	l.source.mu.Lock()
+	defer l.source.mu.Unlock()
 	for _, b := range blocks {
 		if at := int(b / 64); at >= len(l.blocks) || l.blocks[at]>>(b%64)&1 == 0 {
 			return fmt.Errorf("the receiver asked for block %d, which was not announced for migration %s", b, l.Migration)
@@ -92,8 +92,8 @@ func (l *Lease) announceLocked(blocks []uint32) {
 
 // End gives a redeemed lease back. It is called once, after the last Leave.
 func (l *Lease) End() {
-	l.issuer.mu.Lock()
-	l.issuer.dropLocked(func(other *Lease) bool { return other == l })
-	l.issuer.mu.Unlock()
+	l.source.mu.Lock()
+	l.source.dropLocked(func(other *Lease) bool { return other == l })
+	l.source.mu.Unlock()
 	l.Memory.Release()
 }

@@ -2,8 +2,10 @@ package lease
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net"
+	"net/netip"
 	"sync"
 	"time"
 )
@@ -60,6 +62,19 @@ func Serve(ctx context.Context, l net.Listener, name string, logger *slog.Logger
 // refuseOn returns what sends a refusal on a connection.
 func refuseOn(c net.Conn) func([]byte) error {
 	return func(b []byte) error { _, err := c.Write(b); return err }
+}
+
+// CheckPlaintext returns why plain text must not be sent to an address: it is not
+// loopback.
+func CheckPlaintext(address string) error {
+	host, _, err := net.SplitHostPort(address)
+	if err != nil {
+		return err
+	}
+	if ip, err := netip.ParseAddr(host); err != nil || !ip.Unmap().IsLoopback() {
+		return errors.New("the address is not loopback, and no TLS is configured")
+	}
+	return nil
 }
 
 // InterruptConn runs f, which uses conn, and makes its reads and writes fail when ctx

@@ -31,34 +31,3 @@ func BenchmarkPull(b *testing.B) {
 		})
 	}
 }
-
-// BenchmarkOpen opens, pulls and closes, with the kept mapping of an earlier pull and
-// with a new one: what keeping mappings saves.
-func BenchmarkOpen(b *testing.B) {
-	l, dir := transporttest.ScatteredLayout(256<<10), transporttest.SocketDir(b)
-	pair := transporttest.Pair{Source: newEnd(b, dir, l), Target: newEnd(b, dir, l)}
-	transporttest.Start(b, pair).Open().Close()
-	target := pair.Target.Transport.(*Transport)
-	pullOnce := func(plan transport.Plan) (time.Duration, error) {
-		start := time.Now()
-		offer, err := pair.Source.Transport.Export(transport.Grant{Migration: "m/2", Receiver: transporttest.Receiver, Deadline: start.Add(time.Hour)})
-		if err != nil {
-			return 0, err
-		}
-		p, err := target.Open(b.Context(), transporttest.Receiver, offer)
-		if err != nil {
-			return 0, err
-		}
-		defer p.Close()
-		_, err = p.Pull(b.Context(), plan)
-		return time.Since(start), err
-	}
-	transporttest.CompareMethods(b, l, pair.Source.Memory, pair.Target.Memory, map[string]transporttest.Method{
-		"kept": pullOnce,
-		"remapped": func(plan transport.Plan) (time.Duration, error) {
-			target.mappings.setKeepIdle(false)
-			target.mappings.setKeepIdle(true)
-			return pullOnce(plan)
-		},
-	})
-}

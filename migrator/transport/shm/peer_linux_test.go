@@ -1,14 +1,11 @@
 package shm
 
 import (
-	"context"
 	"errors"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -53,32 +50,22 @@ func TestSourceProcessIsKilled(t *testing.T) {
 	for _, path := range []string{offer.Address, foreign} {
 		testkit.NoError(t, os.Chtimes(path, past, past))
 	}
-	s := listen(t, dir)
+	running := func() string { // runs another source, and returns its socket
+		l := transporttest.Start(t, transporttest.Pair{Source: newEnd(t, dir, small), Target: newEnd(t, transporttest.SocketDir(t), small)})
+		return l.Export(l.Grant()).Address
+	}
+	path := running()
 	if _, err := os.Stat(offer.Address); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the socket of the killed source: %v", err)
 	}
 	if _, err := os.Stat(foreign); err != nil {
 		t.Errorf("the socket of another program: %v", err)
 	}
-	testkit.NoError(t, os.Chtimes(s.Path, past, past))
-	listen(t, dir)
-	if _, err := os.Stat(s.Path); err != nil {
+	testkit.NoError(t, os.Chtimes(path, past, past))
+	running()
+	if _, err := os.Stat(path); err != nil {
 		t.Errorf("the socket of a running source: %v", err)
 	}
-}
-
-// listen makes the socket of a source, and removes it at the end of the test.
-func listen(t *testing.T, dir string) *lease.SocketServer {
-	t.Helper()
-	s, err := lease.ListenSocket(lease.SocketConfig{
-		Dir: dir, Suffix: suffix, Source: &lease.Source{}, Logger: slog.New(slog.DiscardHandler), IdleTimeout: time.Hour, DropIdle: func(time.Time) {},
-	})
-	testkit.NoError(t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	wg.Go(func() { s.Serve(ctx) })
-	t.Cleanup(func() { cancel(); wg.Wait() })
-	return s
 }
 
 // newStaleSocket makes a socket without a listener.
@@ -98,7 +85,7 @@ func TestAddresses(t *testing.T) {
 	defer target.Memory.Close()
 	open := filepath.Dir(dir)
 	testkit.NoError(t, os.Chmod(open, 0o755))
-	for _, address := range []string{"", "a.shm", "/run/docker", filepath.Join(open, "a.shm"), "/" + strings.Repeat("x", maxPath) + ".shm", filepath.Join(dir, "missing.shm")} {
+	for _, address := range []string{"", "a.shm", "/run/docker", filepath.Join(open, "a.shm"), "/" + strings.Repeat("x", 100) + ".shm", filepath.Join(dir, "missing.shm")} {
 		if _, err := target.Transport.Open(t.Context(), "b", transport.Offer{Transport: "shm", Address: address}); err == nil {
 			t.Errorf("%q is accepted", address)
 		}
@@ -217,11 +204,6 @@ func TestMappingsAreUsedAgain(t *testing.T) {
 	defer a.Close()
 	now := time.Unix(1000, 0)
 
-	ms.release(open(a), now)
-	if len(ms.all) != 0 {
-		t.Error("a transport that does not run keeps an idle mapping")
-	}
-	ms.setKeepIdle(true)
 	first := open(a)
 	if second := open(a); second != first {
 		t.Error("one pool is mapped twice")
@@ -249,7 +231,7 @@ func TestMappingsAreUsedAgain(t *testing.T) {
 	if len(ms.all) != 1 {
 		t.Errorf("%d mappings are left, want 1", len(ms.all))
 	}
-	ms.setKeepIdle(false)
+	ms.unmapIdle(now.Add(1))
 	if len(ms.all) != 0 {
 		t.Error("idle mappings are left after the transport has stopped")
 	}

@@ -87,7 +87,7 @@ func (w *blockWriter) writeDeviceBlocks(blocks []uint32) error {
 
 // gatherDeviceBlocks copies blocks of a device to dst, inside the lease.
 func (w *blockWriter) gatherDeviceBlocks(dst []byte, blocks []uint32) error {
-	if !w.lease.Enter(time.Now()) {
+	if !w.lease.Enter() {
 		return errGrantOver
 	}
 	defer w.lease.Leave()
@@ -117,7 +117,7 @@ func (w *blockWriter) flush() error {
 		return nil
 	}
 	now := time.Now()
-	if !w.lease.Enter(now) {
+	if !w.lease.Enter() {
 		return errGrantOver
 	}
 	defer w.lease.Leave()

@@ -83,12 +83,11 @@ func TestSlowSource(t *testing.T) {
 func TestReceiverReadsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()
-		var issuer lease.Issuer
-		issuer.Open()
-		m := transporttest.HeapMemory(small)
-		secret := testkit.Must(issuer.Issue(transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)}, m, time.Now()))
-		issuer.Announce("a/1", []uint32{1})
-		lease := testkit.Must(issuer.Redeem(secret, "b", time.Now()))
+		source := lease.Source{Pool: transporttest.Pool{M: transporttest.HeapMemory(small)}}
+		source.Start(func() string { return "here" })
+		offer := testkit.Must(source.Export(transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)}))
+		source.Announce("a/1", []uint32{1})
+		lease := testkit.Must(source.Redeem(offer.Ticket, "b"))
 		done := make(chan error)
 		go func() {
 			w := &blockWriter{conn: here, lease: lease}

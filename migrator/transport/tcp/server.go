@@ -22,7 +22,7 @@ func (t *Transport) serveReceiver(ctx context.Context, socket net.Conn, admit fu
 	if err != nil {
 		return err
 	}
-	held, err := t.source.Accept(conn, cert, admit, func(b []byte) error { _, err := conn.Write(b); return err })
+	held, err := t.Accept(conn, cert, admit, func(b []byte) error { _, err := conn.Write(b); return err })
 	if err != nil {
 		return err
 	}

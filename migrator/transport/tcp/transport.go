@@ -12,8 +12,8 @@ import (
 // Transport carries blocks to and from the pool of one engine. It is safe for concurrent
 // use.
 type Transport struct {
+	lease.Source
 	config Config
-	source lease.Source
 }
 
 var _ transport.Transport = (*Transport)(nil)
@@ -25,13 +25,10 @@ func New(c Config) (*Transport, error) {
 		return nil, err
 	}
 	return &Transport{
+		Source: lease.Source{Transport: "tcp", Pool: c.Pool, TrustDomain: c.TrustDomain, Logger: c.Logger},
 		config: c,
-		source: lease.Source{Transport: "tcp", Pool: c.Pool, TrustDomain: c.TrustDomain, Logger: c.Logger},
 	}, nil
 }
-
-// Name returns "tcp".
-func (t *Transport) Name() string { return "tcp" }
 
 // Probe fails if the engine's memory is on a device that cannot be used. Everything else
 // that may fail depends on the peer.
@@ -59,19 +56,9 @@ func (t *Transport) Run(ctx context.Context) error {
 		l.Close()
 		return fmt.Errorf("tcp transport: %w", err)
 	}
-	t.source.Start(net.JoinHostPort(t.config.Advertise, port))
+	address := net.JoinHostPort(t.config.Advertise, port)
+	t.Start(func() string { return address })
 	lease.Serve(ctx, l, t.Name(), t.config.Logger, t.serveReceiver)
-	t.source.Stop()
+	t.Stop()
 	return nil
 }
-
-// Export makes an offer. See transport.Transport.
-func (t *Transport) Export(g transport.Grant) (transport.Offer, error) { return t.source.Export(g) }
-
-// Announce lets receivers read blocks. See transport.Transport.
-func (t *Transport) Announce(migration string, blocks []uint32) {
-	t.source.Announce(migration, blocks)
-}
-
-// Revoke ends the grants of a migration. See transport.Transport.
-func (t *Transport) Revoke(migration string) { t.source.Revoke(migration) }

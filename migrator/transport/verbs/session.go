@@ -98,7 +98,7 @@ func (t *Transport) serveReceiver(stream grpc.ServerStream) error {
 func (t *Transport) session(run context.Context, stream grpc.ServerStream, message []byte, admit func() error, asks <-chan []byte, gone <-chan struct{}) (err error) {
 	r := bytes.NewReader(message)
 	refuse := func(b []byte) error { return stream.SendMsg(wrapperspb.Bytes(b)) }
-	held, err := t.source.Accept(r, identity.PeerCertificate(stream.Context()), admit, refuse)
+	held, err := t.Accept(r, identity.PeerCertificate(stream.Context()), admit, refuse)
 	if err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 	}
 	// Inside the lease from here until the NIC serves the pair no more: that makes Revoke
 	// a fence.
-	if !held.Enter(time.Now()) {
+	if !held.Enter() {
 		return errors.Join(status.Error(codes.PermissionDenied, "the grant is over"), s.release())
 	}
 	// Sends may block on a receiver that does not read, and Revoke must not.

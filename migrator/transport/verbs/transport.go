@@ -23,8 +23,8 @@ var errDeviceChanged = errors.New("the configured RDMA device has changed")
 // Transport carries blocks to and from the pool of one engine. It is safe for concurrent
 // use.
 type Transport struct {
+	lease.Source
 	config    Config
-	source    lease.Source
 	server    *grpc.Server
 	admission lease.Admission
 	wg        sync.WaitGroup // goroutines of sessions; added to under mu, while ctx is set
@@ -43,17 +43,14 @@ func New(c Config) (*Transport, error) {
 		return nil, err
 	}
 	t := &Transport{
+		Source: lease.Source{Transport: "verbs", Pool: c.Pool, TrustDomain: c.TrustDomain, Logger: c.Logger},
 		config: c,
-		source: lease.Source{Transport: "verbs", Pool: c.Pool, TrustDomain: c.TrustDomain, Logger: c.Logger},
 		server: grpc.NewServer(grpc.MaxRecvMsgSize(max(maxAttach, maxAskBytes+64))),
 	}
-	t.source.Check = t.requireDevice
+	t.Check = t.requireDevice
 	t.server.RegisterService(&service, t)
 	return t, nil
 }
-
-// Name returns "verbs".
-func (t *Transport) Name() string { return "verbs" }
 
 // Probe opens the device, or checks that its port is still active, and registers the
 // engine's pool: a pool that cannot be registered is known before a migration, and no
@@ -162,7 +159,7 @@ func (t *Transport) Handler() http.Handler {
 // Run serves until ctx ends. It opens a device that failed, or is missing, again at
 // intervals.
 func (t *Transport) Run(ctx context.Context) error {
-	t.source.Open()
+	t.Start(t.config.Address)
 	t.mu.Lock()
 	t.ctx = ctx
 	t.mu.Unlock()
@@ -185,7 +182,7 @@ func (t *Transport) Run(ctx context.Context) error {
 	t.mu.Lock()
 	t.ctx = nil
 	t.mu.Unlock()
-	t.source.Close()
+	t.Stop()
 	t.wg.Wait()
 	t.server.Stop()
 	return nil
@@ -259,11 +256,6 @@ func (t *Transport) watchEvents(n *nic) error {
 	}
 }
 
-// Export makes an offer. See transport.Transport.
-func (t *Transport) Export(g transport.Grant) (transport.Offer, error) {
-	return t.source.ExportAt(g, t.config.Address())
-}
-
 // requireDevice returns an error while no RDMA device is open.
 func (t *Transport) requireDevice(*transport.Memory) error {
 	if name, _ := t.Device(); name == "" {
@@ -271,12 +263,3 @@ func (t *Transport) requireDevice(*transport.Memory) error {
 	}
 	return nil
 }
-
-// Announce lets receivers ask for blocks that go through bounce buffers. A NIC that has the
-// pool's key reads the whole pool. See transport.Transport.
-func (t *Transport) Announce(migration string, blocks []uint32) {
-	t.source.Announce(migration, blocks)
-}
-
-// Revoke ends the grants of a move. See transport.Transport.
-func (t *Transport) Revoke(move string) { t.source.Revoke(move) }

@@ -22,10 +22,10 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 			p.release()
 		}
 	}()
-	if p.local, err = transport.HoldHostMemory(t.config.Pool); err != nil {
+	if p.local, err = transport.HoldHostMemory(t.Pool); err != nil {
 		return nil, err
 	}
-	if p.session, err = lease.OpenSocket(ctx, suffix, receiver, offer); err != nil {
+	if p.session, err = t.OpenSession(ctx, receiver, offer); err != nil {
 		return nil, err
 	}
 	file := p.session.File

@@ -43,7 +43,7 @@ func TestOtherUser(t *testing.T) {
 	}
 	conn.Close()
 
-	if _, err := OpenSocket(t.Context(), ".test", "b", transport.Offer{Address: filepath.Join(dir, "x.test")}); err == nil || !strings.Contains(err.Error(), "0700") {
+	if _, err := (&Local{suffix: ".test"}).OpenSession(t.Context(), "b", transport.Offer{Address: filepath.Join(dir, "x.test")}); err == nil || !strings.Contains(err.Error(), "0700") {
 		t.Errorf("a socket in another user's directory: %v", err)
 	}
 }

@@ -13,34 +13,33 @@ import (
 // mapping is the pool of a source, mapped read-only. A second pull from the same pool
 // uses it again, since the page tables of what was read before are in place.
 type mapping struct {
-	device, inode uint64
-	bytes         []byte
-	users         int
-	idleSince     time.Time // when the last user released it
+	file      os.FileInfo // what is mapped
+	bytes     []byte
+	users     int
+	idleSince time.Time // when the last user released it
 }
 
 // mappings are the mappings of one transport. It is safe for concurrent use.
 type mappings struct {
-	mu       sync.Mutex
-	keepIdle bool // whether unused mappings are kept
-	all      []*mapping
+	mu  sync.Mutex
+	all []*mapping
 }
 
 // open returns the mapping of the first size bytes of a file, and makes it if there is
 // none. It is given back by release.
 func (ms *mappings) open(f *os.File, size int64) (*mapping, error) {
-	var stat unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
+	info, err := f.Stat()
+	if err != nil {
 		return nil, fmt.Errorf("stat the source's pool: %w", err)
 	}
-	if stat.Mode&unix.S_IFMT != unix.S_IFREG || stat.Size < size || size > math.MaxInt {
-		return nil, fmt.Errorf("the source's pool is a file of mode %o and %d bytes; its layout needs a regular file of %d bytes", stat.Mode, stat.Size, size)
+	if !info.Mode().IsRegular() || info.Size() < size || size > math.MaxInt {
+		return nil, fmt.Errorf("the source's pool is a file of mode %v and %d bytes; its layout needs a regular file of %d bytes", info.Mode(), info.Size(), size)
 	}
 	ms.mu.Lock()
 	defer ms.mu.Unlock()
 	for _, m := range ms.all {
 		// The inode of a mapped file is not reused for another file.
-		if m.device == stat.Dev && m.inode == stat.Ino && int64(len(m.bytes)) == size {
+		if os.SameFile(m.file, info) && int64(len(m.bytes)) == size {
 			m.users++
 			return m, nil
 		}
@@ -49,7 +48,7 @@ func (ms *mappings) open(f *os.File, size int64) (*mapping, error) {
 	if err != nil {
 		return nil, fmt.Errorf("map the source's pool: %w", err)
 	}
-	m := &mapping{device: stat.Dev, inode: stat.Ino, bytes: b, users: 1}
+	m := &mapping{file: info, bytes: b, users: 1}
 	ms.all = append(ms.all, m)
 	return m, nil
 }
@@ -71,17 +70,7 @@ func (ms *mappings) release(m *mapping, now time.Time) {
 			oldest = m
 		}
 	}
-	ms.unmapLocked(func(m *mapping) bool { return !ms.keepIdle || idle > maxIdle && m == oldest })
-}
-
-// setKeepIdle sets whether unused mappings are kept from now on.
-func (ms *mappings) setKeepIdle(keep bool) {
-	ms.mu.Lock()
-	defer ms.mu.Unlock()
-	ms.keepIdle = keep
-	if !keep {
-		ms.unmapLocked(func(*mapping) bool { return true })
-	}
+	ms.unmapLocked(func(m *mapping) bool { return idle > maxIdle && m == oldest })
 }
 
 // unmapIdle unmaps the mappings that have been unused since before.

@@ -20,13 +20,13 @@ func (t *Transport) Open(ctx context.Context, receiver policies.ReplicaID, offer
 }
 
 func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (_ *puller, err error) {
-	p := &puller{logger: t.config.Logger}
+	p := &puller{logger: t.Logger}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.release())
 		}
 	}()
-	if p.memory, err = transport.HoldMemory(t.config.Pool); err != nil {
+	if p.memory, err = transport.HoldMemory(t.Pool); err != nil {
 		return nil, err
 	}
 	own, err := t.deviceMemory(p.memory)
@@ -34,7 +34,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 		return nil, err
 	}
 	p.gpu = own.gpu
-	s, err := lease.OpenSocket(ctx, suffix, receiver, offer)
+	s, err := t.OpenSession(ctx, receiver, offer)
 	if err != nil {
 		return nil, err
 	}

@@ -30,10 +30,10 @@ type SocketSession struct {
 	checks uint64
 }
 
-// OpenSocket presents the ticket of an offer at the socket of a source with this suffix.
-func OpenSocket(ctx context.Context, suffix string, receiver policies.ReplicaID, offer transport.Offer) (_ *SocketSession, err error) {
+// OpenSession presents the ticket of an offer at the socket of its source.
+func (t *Local) OpenSession(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (_ *SocketSession, err error) {
 	// The address comes from a peer: it must not name another socket of this user.
-	if !filepath.IsAbs(offer.Address) || !strings.HasSuffix(offer.Address, suffix) || len(offer.Address) > unixsocket.MaxPath {
+	if !filepath.IsAbs(offer.Address) || !strings.HasSuffix(offer.Address, t.suffix) || len(offer.Address) > unixsocket.MaxPath {
 		return nil, errors.New("the address is not the path of a source's socket")
 	}
 	if err := unixsocket.CheckDir(filepath.Dir(offer.Address)); err != nil {
