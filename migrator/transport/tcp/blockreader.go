@@ -1,11 +1,14 @@
 package tcp
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"net"
 	"slices"
+	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/lease"
@@ -15,43 +18,53 @@ import (
 type blockReader struct {
 	*lease.Puller
 	socket net.Conn
-	conn   connReader // of socket, or of TLS over it
+	conn   net.Conn // socket, or TLS over it
 	remote transport.Layout
 	local  *transport.Memory
 
-	ask     []byte
-	head    [headSize]byte
-	pending [][]byte // parts to be read
-	bad     []int
-	packed  []byte // the blocks of one answer, on their way to a device
+	ctx    context.Context // of the pull in progress
+	armed  time.Time       // when the connection's deadline was set
+	in     *bufio.Reader   // of this blockReader
+	ask    []byte
+	head   [headSize]byte
+	bad    []int
+	packed []byte // the blocks of one answer, on their way to a device
+}
+
+// newPuller returns the puller of a connection over which the ticket was accepted.
+func newPuller(r *blockReader, conn net.Conn) *lease.Puller {
+	r.conn, r.in = conn, bufio.NewReaderSize(r, bufferBytes)
+	r.Puller = lease.NewPuller(lease.Steps{
+		Transport: "tcp", Local: r.local, Remote: r.remote, Release: r.release,
+		Copy:      r.copyBlocks,
+		Interrupt: func() { r.socket.Close() },
+	})
+	return r.Puller
 }
 
 // copyBlocks pulls the blocks of a plan.
 func (r *blockReader) copyBlocks(ctx context.Context, plan transport.Plan, bad []int) ([]int, error) {
-	r.bad = bad
+	r.ctx, r.bad = ctx, bad
 	err := lease.InterruptConn(ctx, r.socket, func() error {
-		return transport.CatchFault(func() error { return r.readBlocks(ctx, plan) })
+		return transport.CatchFault(func() error { return r.readBlocks(plan) })
 	})
 	return r.bad, err
 }
 
 // readBlocks asks for the plan in lists, one list ahead of the answer that it reads.
-func (r *blockReader) readBlocks(ctx context.Context, plan transport.Plan) error {
+func (r *blockReader) readBlocks(plan transport.Plan) error {
 	list := int(min(max(askBytes/r.local.BlockBytes(), 1), maxAsk))
-	asked := 0
+	if err := r.writeAsk(plan.Src[:min(list, len(plan.Src))]); err != nil {
+		return err
+	}
 	for done := 0; ; {
-		for asked == done || asked < len(plan.Src) && asked <= done+list {
-			next := min(asked+list, len(plan.Src))
-			if err := r.writeAsk(ctx, plan.Src[asked:next]); err != nil {
+		next := min(done+list, len(plan.Src))
+		if next < len(plan.Src) {
+			if err := r.writeAsk(plan.Src[next:min(next+list, len(plan.Src))]); err != nil {
 				return err
 			}
-			asked = next
-			if asked == done { // an empty plan: its only list has no blocks
-				break
-			}
 		}
-		next := min(done+list, len(plan.Src))
-		if err := r.readAnswer(ctx, plan, done, next); err != nil {
+		if err := r.readAnswer(plan, done, next); err != nil {
 			return err
 		}
 		if r.local.Device != nil && next > done {
@@ -65,18 +78,39 @@ func (r *blockReader) readBlocks(ctx context.Context, plan transport.Plan) error
 	}
 }
 
-func (r *blockReader) writeAsk(ctx context.Context, blocks []uint32) error {
+func (r *blockReader) writeAsk(blocks []uint32) error {
 	r.ask = appendAsk(r.ask[:0], blocks)
-	if err := r.conn.extendDeadline(ctx); err != nil {
+	if err := r.extendDeadline(); err != nil {
 		return err
 	}
-	_, err := r.conn.conn.Write(r.ask)
+	_, err := r.conn.Write(r.ask)
 	return err
 }
 
+// extendDeadline moves the connection's deadline on from time to time, and returns why the
+// pull must end. It checks that last, since the new deadline may have replaced the one that
+// the end of the context has set.
+func (r *blockReader) extendDeadline() error {
+	if now := time.Now(); now.Sub(r.armed) > stallTimeout/8 {
+		r.armed = now
+		if err := r.conn.SetDeadline(now.Add(stallTimeout)); err != nil {
+			return err
+		}
+	}
+	return r.Err(r.ctx)
+}
+
+// Read reads from the connection, as long as the pull may go on.
+func (r *blockReader) Read(b []byte) (int, error) {
+	if err := r.extendDeadline(); err != nil {
+		return 0, err
+	}
+	return r.conn.Read(b)
+}
+
 // readAnswer reads the answer for entries [from, to) of a plan.
-func (r *blockReader) readAnswer(ctx context.Context, plan transport.Plan, from, to int) error {
-	if err := r.conn.readFull(ctx, r.head[:]); err != nil {
+func (r *blockReader) readAnswer(plan transport.Plan, from, to int) error {
+	if _, err := io.ReadFull(r.in, r.head[:]); err != nil {
 		return err
 	}
 	count, err := parseHead(r.head[:], kindAnswer)
@@ -86,72 +120,51 @@ func (r *blockReader) readAnswer(ctx context.Context, plan transport.Plan, from,
 	if count != to-from {
 		return fmt.Errorf("the source answered with %d blocks, want %d", count, to-from)
 	}
-	// Parts have consecutive numbers: part k is region k%regions of entry k/regions.
-	// Those before done are complete, those before next are pending.
-	regions := len(r.local.Regions)
-	running := r.remote.Checksum == transport.CRC32 // other checksums need whole parts
+	regions := r.local.Regions
 	if r.local.Device != nil {
 		size := (to - from) * int(r.local.BlockBytes())
 		r.packed = slices.Grow(r.packed[:0], size)[:size]
 	}
-	done, next, end := from*regions, from*regions, to*regions
-	pending, pendingBytes, sum := r.pending[:0], 0, uint32(0)
-	for done < end {
-		for next < end && pendingBytes < readBytes && len(pending) < readParts {
-			part := r.destination(plan, from, next)
-			pending, pendingBytes, next = append(pending, part), pendingBytes+len(part), next+1
-		}
-		if err := r.Err(ctx); err != nil {
-			return err
-		}
-		n, err := r.conn.readParts(ctx, pending)
-		if err != nil {
-			return err
-		}
-		pendingBytes -= n
-		full := 0
-		for ; n > 0 && n >= len(pending[full]); full++ {
-			if running {
-				sum = crc32.Update(sum, crc32.IEEETable, pending[full])
+	packed := r.packed
+	for entry := from; entry < to; entry++ {
+		good := true
+		for k, g := range regions {
+			var part []byte
+			if r.local.Device == nil {
+				part = r.local.RegionBytes(plan.Dst[entry], k)
 			} else {
-				sum = r.remote.Checksum.Of(r.destination(plan, from, done+full))
+				part, packed = packed[:g.Bytes], packed[g.Bytes:]
 			}
-			n -= len(pending[full])
-			r.verifyPart(plan, done+full, sum)
-			sum = 0
+			sum, err := r.readPart(part)
+			if err != nil {
+				return err
+			}
+			good = good && sum == plan.Sums[entry*len(regions)+k]
 		}
-		if n > 0 && running {
-			sum = crc32.Update(sum, crc32.IEEETable, pending[full][:n])
+		if !good {
+			r.bad = append(r.bad, entry)
 		}
-		if n > 0 {
-			pending[full] = pending[full][n:]
-		}
-		done += full
-		pending = append(pending[:0], pending[full:]...)
 	}
 	return nil
 }
 
-// destination returns where the bytes of a part go, in an answer that begins with entry
-// from: to their place in the pool, or, for a device, to their place in packed.
-func (r *blockReader) destination(plan transport.Plan, from, part int) []byte {
-	entry, region := part/len(r.local.Regions), part%len(r.local.Regions)
-	if r.local.Device == nil {
-		return r.local.RegionBytes(plan.Dst[entry], region)
+// readPart fills part, and returns its checksum. It reads few bytes at a time, which are in the core's cache still when
+// they are summed.
+func (r *blockReader) readPart(part []byte) (sum uint32, err error) {
+	for rest := part; len(rest) > 0; {
+		piece := rest[:min(len(rest), readBytes)]
+		if _, err := io.ReadFull(r.in, piece); err != nil {
+			return 0, err
+		}
+		if r.remote.Checksum == transport.CRC32 {
+			sum = crc32.Update(sum, crc32.IEEETable, piece)
+		}
+		rest = rest[len(piece):]
 	}
-	at := int64(entry-from) * r.local.BlockBytes()
-	for _, g := range r.local.Regions[:region] {
-		at += g.Bytes
+	if r.remote.Checksum != transport.CRC32 { // of whole parts only
+		sum = r.remote.Checksum.Of(part)
 	}
-	return r.packed[at:][:r.local.Regions[region].Bytes]
-}
-
-// verifyPart records the entry of a part that does not have its checksum.
-func (r *blockReader) verifyPart(plan transport.Plan, part int, sum uint32) {
-	entry := part / len(r.local.Regions)
-	if sum != plan.Sums[part] && (len(r.bad) == 0 || r.bad[len(r.bad)-1] != entry) {
-		r.bad = append(r.bad, entry)
-	}
+	return sum, nil
 }
 
 // release closes the connection and releases the memory.

@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"bufio"
 	"errors"
 	"net"
 	"time"
@@ -10,19 +11,14 @@ import (
 
 // blockWriter sends the blocks that the receiver of one lease asks for.
 type blockWriter struct {
-	conn    net.Conn
-	lease   *lease.Lease
-	head    [headSize]byte
-	queue   [writeParts][]byte // parts to be written
-	n       int                // of them
-	queued  int                // bytes in the queue
-	buffers net.Buffers
-	record  []byte // see writeRecords
-	packed  []byte // blocks of a device
+	conn   net.Conn
+	lease  *lease.Lease
+	packed []byte // blocks of a device
 }
 
 // serveAsks answers asks until the connection ends.
 func (w *blockWriter) serveAsks() error {
+	out := bufio.NewWriterSize(w, writeBytes)
 	blocks := make([]uint32, 0, maxAsk)
 	buf := make([]byte, 4*maxAsk)
 	for {
@@ -36,28 +32,23 @@ func (w *blockWriter) serveAsks() error {
 		if err := w.lease.CheckAnnounced(blocks); err != nil {
 			return err
 		}
-		if err := w.enqueue(appendHead(w.head[:0], kindAnswer, len(blocks))); err != nil {
-			return err
-		}
+		out.Write(appendHead(buf[:0], kindAnswer, len(blocks))) // Flush returns the error of all writes
 		if w.lease.Memory.Device != nil {
-			err = w.writeDeviceBlocks(blocks)
+			err = w.writeDeviceBlocks(out, blocks)
 		} else {
-			err = w.enqueueHostBlocks(blocks)
+			err = w.writeHostBlocks(out, blocks)
 		}
-		if err != nil {
-			return err
-		}
-		if err := w.flush(); err != nil {
+		if err = errors.Join(err, out.Flush()); err != nil {
 			return err
 		}
 	}
 }
 
-// enqueueHostBlocks enqueues blocks of mapped memory.
-func (w *blockWriter) enqueueHostBlocks(blocks []uint32) error {
+// writeHostBlocks writes blocks of mapped memory.
+func (w *blockWriter) writeHostBlocks(out *bufio.Writer, blocks []uint32) error {
 	for _, b := range blocks {
 		for r := range w.lease.Memory.Regions {
-			if err := w.enqueue(w.lease.Memory.RegionBytes(b, r)); err != nil {
+			if _, err := out.Write(w.lease.Memory.RegionBytes(b, r)); err != nil {
 				return err
 			}
 		}
@@ -66,8 +57,9 @@ func (w *blockWriter) enqueueHostBlocks(blocks []uint32) error {
 }
 
 // writeDeviceBlocks writes blocks of a device, which it first gathers in host memory.
-func (w *blockWriter) writeDeviceBlocks(blocks []uint32) error {
-	size := w.lease.Memory.BlockBytes()
+func (w *blockWriter) writeDeviceBlocks(out *bufio.Writer, blocks []uint32) error {
+	m := w.lease.Memory
+	size := m.BlockBytes()
 	batch := int(max(1, packBytes/size))
 	if need := min(batch, len(blocks)) * int(size); len(w.packed) < need {
 		w.packed = make([]byte, need)
@@ -75,88 +67,29 @@ func (w *blockWriter) writeDeviceBlocks(blocks []uint32) error {
 	for at := 0; at < len(blocks); at += batch {
 		part := blocks[at:min(at+batch, len(blocks))]
 		packed := w.packed[:len(part)*int(size)]
-		if err := w.gatherDeviceBlocks(packed, part); err != nil {
+		if err := m.Device.Gather(packed, m.Layout, part); err != nil {
 			return err
 		}
-		if err := errors.Join(w.enqueue(packed), w.flush()); err != nil { // packed is reused
+		if _, err := out.Write(packed); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// gatherDeviceBlocks copies blocks of a device to dst, inside the lease.
-func (w *blockWriter) gatherDeviceBlocks(dst []byte, blocks []uint32) error {
+// Write writes to the connection, inside the lease: what it sends was read before the lease was over, even if it was copied
+// to a buffer since.
+func (w *blockWriter) Write(b []byte) (int, error) {
 	if !w.lease.Enter() {
-		return errGrantOver
+		return 0, errors.New("the grant is over")
 	}
 	defer w.lease.Leave()
-	return w.lease.Memory.Device.Gather(dst, w.lease.Memory.Layout, blocks)
-}
-
-var errGrantOver = errors.New("the grant is over")
-
-// enqueue adds bytes to the queue, and writes the queue when it is full.
-func (w *blockWriter) enqueue(b []byte) error {
-	for len(b) > 0 {
-		n := min(len(b), writeBytes-w.queued)
-		w.queue[w.n] = b[:n]
-		w.n, w.queued, b = w.n+1, w.queued+n, b[n:]
-		if w.n == writeParts || w.queued == writeBytes {
-			if err := w.flush(); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// flush writes the queue, inside the lease.
-func (w *blockWriter) flush() error {
-	if w.n == 0 {
-		return nil
-	}
-	now := time.Now()
-	if !w.lease.Enter() {
-		return errGrantOver
-	}
-	defer w.lease.Leave()
-	deadline := now.Add(stallTimeout)
+	deadline := time.Now().Add(stallTimeout)
 	if w.lease.Deadline.Before(deadline) {
 		deadline = w.lease.Deadline
 	}
 	if err := w.conn.SetWriteDeadline(deadline); err != nil {
-		return err
+		return 0, err
 	}
-	w.buffers = w.queue[:w.n]
-	w.n, w.queued = 0, 0
-	if _, plain := w.conn.(*net.TCPConn); plain {
-		_, err := w.buffers.WriteTo(w.conn)
-		return err
-	}
-	return w.writeRecords()
-}
-
-// writeRecords writes the buffers through one large buffer, since TLS would make a record
-// of every part, however small.
-func (w *blockWriter) writeRecords() error {
-	if w.record == nil {
-		w.record = make([]byte, 0, recordBytes)
-	}
-	w.record = w.record[:0]
-	for _, part := range w.buffers {
-		for len(part) > 0 {
-			n := min(len(part), recordBytes-len(w.record))
-			w.record, part = append(w.record, part[:n]...), part[n:]
-			if len(w.record) < recordBytes {
-				continue
-			}
-			if _, err := w.conn.Write(w.record); err != nil {
-				return err
-			}
-			w.record = w.record[:0]
-		}
-	}
-	_, err := w.conn.Write(w.record)
-	return err
+	return w.conn.Write(b)
 }

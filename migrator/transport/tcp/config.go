@@ -18,11 +18,9 @@ const (
 	maxAsk       = 2048            // blocks of one ask
 	askBytes     = 8 << 20         // that one ask requests, about
 	packBytes    = 1 << 20         // of a device's blocks in host memory at a time, about
-	writeBytes   = 1 << 20         // passed to the kernel by one write
-	writeParts   = 1024            // parts of one write; the kernel accepts as many
-	recordBytes  = 128 << 10       // encrypted at a time, a multiple of TLS's records
-	readBytes    = 256 << 10       // read from the kernel at a time, to stay in the core's cache
-	readParts    = 256             // parts of one read
+	writeBytes   = 128 << 10       // buffered by the source, a multiple of TLS's records
+	bufferBytes  = 64 << 10        // buffered by the receiver; larger parts are read to their places
+	readBytes    = 256 << 10       // read at a time, to stay in the core's cache
 )
 
 // Config configures a Transport.

@@ -76,15 +76,3 @@ func (t *Transport) presentTicket(ctx context.Context, r *blockReader, receiver 
 	})
 	return conn, err
 }
-
-// newPuller returns the puller of a connection over which the ticket was accepted.
-func newPuller(r *blockReader, conn net.Conn) *lease.Puller {
-	r.conn = newConnReader(conn)
-	r.pending = make([][]byte, 0, readParts)
-	r.Puller = lease.NewPuller(lease.Steps{
-		Transport: "tcp", Local: r.local, Remote: r.remote, Release: r.release,
-		Copy:      r.copyBlocks,
-		Interrupt: func() { r.socket.Close() },
-	})
-	return r.Puller
-}
