@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -100,6 +101,47 @@ func TestBlocksTooLarge(t *testing.T) {
 	if err := newTransport(t, m).Probe(t.Context()); err == nil || !strings.Contains(err.Error(), "blocks of 67108865 bytes") {
 		t.Error(err)
 	}
+}
+
+// slowPinner is a device that pins nothing before all of several calls have come.
+type slowPinner struct {
+	*transporttest.FakeDevice
+	calls sync.WaitGroup
+}
+
+func (d *slowPinner) Pin([]byte) (func() error, error) {
+	d.calls.Done()
+	d.calls.Wait()
+	return func() error { return nil }, nil
+}
+
+// TestBuffersAreBounded makes the bounce buffers of many pulls at the same time: they stay within their bound.
+func TestBuffersAreBounded(t *testing.T) {
+	requireNothingOpen(t)
+	card, _ := transporttest.NewFakeDevice(layout(1, 64))
+	d := &slowPinner{FakeDevice: card}
+	m := &transport.Memory{Layout: transport.Layout{Blocks: 1, Regions: []transport.Region{{Stride: maxBlock, Bytes: maxBlock}}}, Device: d}
+	defer m.Close()
+	n := testkit.Must(openNIC(newTransport(t, m).config))
+	const each, pulls = bounceBuffers * maxBlock, 8
+	d.calls.Add(maxStaged / each)
+	regions := make([]*region, pulls)
+	var all sync.WaitGroup
+	for i := range regions {
+		all.Go(func() { regions[i], _ = n.acquireBuffers(m) })
+	}
+	all.Wait()
+	made := 0
+	for _, r := range regions {
+		if r != nil {
+			made++
+			testkit.NoError(t, n.releaseRegion(r, transporttest.Pool{M: m}))
+		}
+	}
+	if want := maxStaged / each; made != want || n.staged.Load() != 0 {
+		t.Errorf("buffers for %d pulls at a time, want %d; %d bytes are left", made, want, n.staged.Load())
+	}
+	testkit.NoError(t, n.close())
 }
 
 // TestReceiverLies checks that invalid asks end the pull of their receiver, and that the

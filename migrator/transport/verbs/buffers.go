@@ -54,15 +54,11 @@ func (n *nic) acquireRegion(m *transport.Memory) (r *region, err error) {
 // acquireBuffers returns unused bounce buffers for a pool, or makes some.
 func (n *nic) acquireBuffers(pool *transport.Memory) (*region, error) {
 	n.mu.Lock()
-	total := int64(0)
 	for _, r := range n.regions {
 		if r.pool == pool && r.users == 0 && !r.retired {
 			r.users++
 			n.mu.Unlock()
 			return r, nil
-		}
-		if r.pool != nil {
-			total += int64(len(r.memory.Bytes))
 		}
 	}
 	n.mu.Unlock()
@@ -71,11 +67,14 @@ func (n *nic) acquireBuffers(pool *transport.Memory) (*region, error) {
 		return nil, fmt.Errorf("blocks of %d bytes are too large for bounce buffers: at most %d", block, maxBlock)
 	}
 	buffer := blocksPerBuffer(pool.Layout) * block
-	if total+bounceBuffers*buffer > maxStaged {
-		return nil, fmt.Errorf("%d bytes of bounce buffers are in use already", total)
+	size := bounceBuffers * buffer
+	if total := n.staged.Add(size); total > maxStaged {
+		n.staged.Add(-size)
+		return nil, fmt.Errorf("%d bytes of bounce buffers are in use already", total-size)
 	}
-	b, err := unix.Mmap(-1, 0, int(bounceBuffers*buffer), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	b, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
+		n.staged.Add(-size)
 		return nil, fmt.Errorf("map bounce buffers: %w", err)
 	}
 	unpin := func() error { return nil }
@@ -92,6 +91,7 @@ func (n *nic) acquireBuffers(pool *transport.Memory) (*region, error) {
 			return
 		}
 		_ = unix.Munmap(b) // cannot fail for a mapping
+		n.staged.Add(-size)
 	}}
 	r, err := newRegion(n.device, m)
 	m.Close() // the registration holds it

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/transport"
@@ -26,6 +27,8 @@ type nic struct {
 	fail   context.CancelCauseFunc
 
 	users int // guarded by Transport.mu
+
+	staged atomic.Int64 // bytes of all bounce buffers
 
 	gidMu sync.Mutex
 	gids  []verbs.GID // of the port, best first; nil if they must be read again; guarded by gidMu

@@ -37,7 +37,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	p := &puller{t: t, done: make([]verbs.Completion, 2*depth)}
+	p := &puller{connection: connection{t: t}, done: make([]verbs.Completion, 2*depth)}
 	defer func() {
 		if err != nil {
 			err = errors.Join(lease.Cause(ctx, err), p.release())
@@ -46,22 +46,12 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if p.memory, err = transport.HoldMemory(t.config.Pool); err != nil {
 		return nil, err
 	}
-	if p.nic, err = t.acquireNIC(); err != nil {
+	if err := p.acquireMemory(p.memory); err != nil {
 		return nil, err
 	}
 	p.pieces = min(p.nic.device.Limits.ReadSegments, maxPieces)
 	p.work = make([]verbs.Work, max(min(verbs.Batch, p.nic.device.Limits.Requests/depth), 1))
-	requests := depth * len(p.work)
-	if p.region, err = p.nic.acquireRegion(p.memory); err != nil {
-		return nil, err
-	}
-	if p.queue, err = p.nic.device.NewCompletionQueue(requests); err != nil {
-		return nil, err
-	}
-	if p.pair, err = p.nic.device.NewQueuePair(p.queue, requests, p.pieces); err != nil {
-		return nil, err
-	}
-	if p.state, err = p.nic.portState(); err != nil {
+	if err := p.makePair(depth*len(p.work), p.pieces); err != nil {
 		return nil, err
 	}
 	if err := p.pair.Init(p.state.port.Number, 0); err != nil {
@@ -87,13 +77,8 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 // puller is one open pull: a stream to the source's migrator, and a queue pair.
 type puller struct {
 	*lease.Puller
-	t           *Transport
+	connection
 	memory      *transport.Memory
-	nic         *nic
-	state       portState // of the nic
-	region      *region
-	queue       *verbs.CompletionQueue
-	pair        *verbs.QueuePair
 	pieces      int // of one READ
 	conn        *grpc.ClientConn
 	stream      grpc.ClientStream  // only Pull sends on it
@@ -245,28 +230,7 @@ func (p *puller) release() error {
 	if p.conn != nil {
 		err = p.conn.Close()
 	}
-	stuck := false
-	if p.pair != nil {
-		if e := p.pair.Close(); e != nil {
-			err, stuck = errors.Join(err, e), true
-		}
-	}
-	if p.queue != nil {
-		err = errors.Join(err, p.queue.Close())
-	}
-	if stuck {
-		// The NIC may still write: only deregistering the memory is sure to stop it. That
-		// also fails the other pulls of the region.
-		if e := p.nic.deregister(p.region); e != nil {
-			return errors.Join(err, e) // the memory is never released
-		}
-	}
-	if p.region != nil {
-		err = errors.Join(err, p.nic.releaseRegion(p.region, p.t.config.Pool))
-	}
-	if p.nic != nil {
-		err = errors.Join(err, p.t.releaseNIC(p.nic))
-	}
+	err = errors.Join(err, p.connection.release())
 	if p.memory != nil {
 		p.memory.Release()
 	}

@@ -107,7 +107,7 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	s := &session{t: t, lease: held}
+	s := &session{connection: connection{t: t}, lease: held}
 	if err := s.connectPair(theirs); err != nil {
 		err = errors.Join(err, s.release())
 		t.config.Logger.Warn("serving a receiver failed", "receiver", string(held.Receiver), "err", err)
@@ -167,12 +167,8 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 
 // session is the source's end of one connection.
 type session struct {
-	t      *Transport
+	connection
 	lease  *lease.Lease
-	nic    *nic
-	region *region
-	queue  *verbs.CompletionQueue
-	pair   *verbs.QueuePair
 	answer []byte
 	blocks []uint32 // of an ask
 	packed int64    // bytes of all asks
@@ -181,31 +177,21 @@ type session struct {
 // connectPair makes a pair that answers the receiver's endpoint, and the answer that
 // describes it.
 func (s *session) connectPair(theirs endpoint) (err error) {
-	if s.nic, err = s.t.acquireNIC(); err != nil {
+	if err := s.acquireMemory(s.lease.Memory); err != nil {
 		return err
 	}
-	if s.region, err = s.nic.acquireRegion(s.lease.Memory); err != nil {
+	if err := s.makePair(1, 1); err != nil {
 		return err
 	}
-	if s.queue, err = s.nic.device.NewCompletionQueue(1); err != nil {
-		return err
-	}
-	if s.pair, err = s.nic.device.NewQueuePair(s.queue, 1, 1); err != nil {
-		return err
-	}
-	at, err := s.nic.portState()
+	own, err := s.state.endpointFor(s.nic.device, s.pair, theirs)
 	if err != nil {
 		return err
 	}
-	own, err := at.endpointFor(s.nic.device, s.pair, theirs)
+	path, err := own.pathTo(s.nic, s.state, theirs)
 	if err != nil {
 		return err
 	}
-	path, err := own.pathTo(s.nic, at, theirs)
-	if err != nil {
-		return err
-	}
-	if err := s.pair.Init(at.port.Number, verbs.RemoteRead); err != nil {
+	if err := s.pair.Init(s.state.port.Number, verbs.RemoteRead); err != nil {
 		return err
 	}
 	if err := s.pair.ReadyToReceive(path); err != nil {
@@ -260,22 +246,4 @@ func (s *session) fence() error {
 		return errors.Join(failed, closed, s.nic.deregister(s.region))
 	}
 	return errors.Join(failed, closed)
-}
-
-// release gives back what the session has acquired.
-func (s *session) release() error {
-	var err error
-	if s.pair != nil {
-		err = s.pair.Close()
-	}
-	if s.queue != nil {
-		err = errors.Join(err, s.queue.Close())
-	}
-	if s.region != nil {
-		err = errors.Join(err, s.nic.releaseRegion(s.region, s.t.config.Pool))
-	}
-	if s.nic != nil {
-		err = errors.Join(err, s.t.releaseNIC(s.nic))
-	}
-	return err
 }
