@@ -4,7 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
@@ -57,14 +56,4 @@ func BenchmarkHost(b *testing.B) {
 	b.ReportMetric(float64(transporttest.Median(submit).Nanoseconds())/1e3, "submit-µs/plan")
 	b.ReportMetric(float64(transporttest.Median(verify).Nanoseconds())/1e3, "verify-µs/plan")
 	b.ReportMetric(0, "ns/op")
-}
-
-// BenchmarkPull pulls a plan of 8,192 tokens, including the check.
-func BenchmarkPull(b *testing.B) {
-	l := transporttest.Start(b, newPair(b, newGPU(b), eightK, eightK))
-	p, plan := l.Open(), transporttest.ShuffledPlan(l.Source.Memory, 512)
-	b.ReportAllocs()
-	for b.Loop() {
-		testkit.Must(p.Pull(b.Context(), plan))
-	}
 }

@@ -3,14 +3,11 @@ package cuda
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
@@ -28,8 +25,7 @@ const (
 // transferCalls are the calls that a transfer makes.
 var transferCalls = []string{
 	"cuCtxSetCurrent", "cuDevicePrimaryCtxRetain", "cuModuleLoadData", "cuModuleGetFunction", "cuCtxGetStreamPriorityRange", "cuStreamCreateWithPriority",
-	"cuEventCreate", "cuMemHostAlloc", "cuMemHostGetDevicePointer_v2", "cuMemAlloc_v2", "cuMemGetAllocationGranularity", "cuMemCreate",
-	"cuMemExportToShareableHandle", "cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuMemRelease",
+	"cuEventCreate", "cuMemHostAlloc", "cuMemHostGetDevicePointer_v2", "cuMemAlloc_v2", "cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuMemRelease",
 	"cuMemcpyHtoDAsync_v2", "cuLaunchKernel", "cuMemcpyBatchAsync_v2", "cuEventRecord", "cuEventQuery",
 	"cuMemUnmap", "cuMemAddressFree", "cuMemFree_v2", "cuMemFreeHost", "cuModuleUnload", "cuEventDestroy_v2", "cuStreamDestroy_v2", "cuDevicePrimaryCtxRelease_v2",
 }
@@ -45,102 +41,36 @@ var hostTransferCalls = []string{
 // caller is left to report to, or the end of the context releases the same.
 var closeCalls = []string{"cuMemRelease", "cuMemUnmap", "cuMemAddressFree", "cuMemFree_v2", "cuMemFreeHost", "cuMemHostUnregister", "cuModuleUnload", "cuEventDestroy_v2", "cuStreamDestroy_v2", "cuDevicePrimaryCtxRelease_v2", "cuCtxSetCurrent"}
 
-// fullTransfer is a whole transfer in one process, from making the pools to closing them.
-type fullTransfer struct {
+// hostTransfer is a whole transfer through host memory in one process, from making the pools to closing them.
+type hostTransfer struct {
 	t   *testing.T
 	lib string
-	dir string
-	// corrupt is set if a pull reported success, or corrupt blocks, and the target's
-	// blocks differ from the source's.
+	// corrupt is set if a transfer reported success, and the target's blocks differ from the source's.
 	corrupt error
 }
 
-// newGPU returns a GPU of the transfer's own.
-func (s *fullTransfer) newGPU() (*GPU, error) {
-	d, err := cuda.Open(s.lib)
-	if err != nil {
-		return nil, err
-	}
-	return NewGPU(GPUConfig{Driver: d})
-}
-
-// run transfers all blocks, and returns all errors.
-func (s *fullTransfer) run() (err error) {
-	g, err := s.newGPU()
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, g.Close()) }()
-	var ends []*Transport
-	var pools []*transport.Memory
-	for range 2 {
-		m, err := Allocate(g, VMM, dense)
-		if err != nil {
-			return err
-		}
-		defer m.Close()
-		tr, err := New(Config{Dir: s.dir, Pool: transporttest.Pool{M: m}})
-		if err != nil {
-			return err
-		}
-		if err := tr.Probe(s.t.Context()); err != nil {
-			return err
-		}
-		ends, pools = append(ends, tr), append(pools, m)
-	}
-	defer transporttest.StartTransport(s.t, ends[0])()
-	ctx := s.t.Context()
-	plan := transporttest.NewPlan(transporttest.HeapMemory(dense), 30, runAndSingles)
-	plan.Sums, err = transport.ChecksumBlocks(transporttest.Pool{M: pools[0]}, plan.Src)
-	if err != nil {
-		return err
-	}
-	offer := transporttest.WaitForExport(s.t, ends[0], transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
-	p, err := ends[1].Open(ctx, "b", offer)
-	if err != nil {
-		return err
-	}
-	_, err = p.Pull(ctx, plan)
-	err = errors.Join(err, p.Close())
-	if err == nil {
-		got, err := transport.ChecksumBlocks(transporttest.Pool{M: pools[1]}, plan.Dst)
-		if err != nil {
-			return err
-		}
-		if !slices.Equal(got, plan.Sums) {
-			s.corrupt = errors.New("a pull reported success and the blocks differ")
-		}
-	}
-	return err
-}
-
-// TestEveryCallFails makes each call of a transfer fail at each of its places, with a
+// TestEveryCallFails makes each call of a transfer through host memory fail at each of its places, with a
 // transient and a sticky code: an error names the call, no wrong block is reported as
-// pulled, nothing is left open, and the next transfer succeeds.
+// pulled, nothing is left open, and the next transfer succeeds. TestEveryStepFails does that for pulls.
 func TestEveryCallFails(t *testing.T) {
-	t.Run("Move", func(t *testing.T) { checkEveryCallFails(t, transferCalls, (*fullTransfer).run) })
-	t.Run("ByHost", func(t *testing.T) { checkEveryCallFails(t, hostTransferCalls, (*fullTransfer).runThroughHost) })
-}
-
-func checkEveryCallFails(t *testing.T, used []string, run func(*fullTransfer) error) {
 	// It uses its own copy of the library, so that what is never released affects no
 	// other test.
-	s := &fullTransfer{t: t, lib: fake.Copy(t, fake.CUDA(t)), dir: transporttest.SocketDir(t)}
+	s := &hostTransfer{t: t, lib: fake.Copy(t, fake.CUDA(t))}
 	c := fake.Open(t, s.lib)
-	if err := run(s); err != nil || s.corrupt != nil {
+	if err := s.run(); err != nil || s.corrupt != nil {
 		t.Fatalf("a transfer without failures: %v, %v", err, s.corrupt)
 	}
 	if n := c.Live(""); n != 0 {
 		t.Fatalf("%d handles are left by a transfer without failures", n)
 	}
 	const places = 40 // of one call; later ones repeat
-	for _, call := range used {
+	for _, call := range hostTransferCalls {
 		t.Run(call, func(t *testing.T) {
 			for _, code := range []int{transientCode, stickyCode} {
 				for nth := 1; nth <= places; nth++ {
 					before, live := c.Calls(call), c.Live("")
 					c.Fail(call, nth, code)
-					err := run(s)
+					err := s.run()
 					reached := c.Calls(call)-before >= nth
 					c.Clear()
 					if !reached {
@@ -264,30 +194,6 @@ func TestSlowGPU(t *testing.T) {
 			t.Errorf("%s: the memory changed after the fence", way)
 		}
 		cancel()
-	}
-}
-
-// TestCycles opens and closes 1,000 pulls, and 10,000 with CASCADE_TEST_ALL.
-func TestCycles(t *testing.T) {
-	cycles := 1000
-	if os.Getenv("CASCADE_TEST_ALL") != "" {
-		cycles = 10_000
-	}
-	c := newControl(t)
-	l := transporttest.Start(t, newPair(t, newGPU(t), small, small))
-	plan := l.Plan(2, 1)
-	live := 0
-	for i := range cycles {
-		p, err := l.OpenOffer(transporttest.Receiver, l.Export(l.Grant()))
-		testkit.NoError(t, err)
-		_, err = l.Pull(p, plan)
-		testkit.NoError(t, errors.Join(err, p.Close()))
-		if i == 0 {
-			live = c.Live("")
-		}
-	}
-	if n := c.Live(""); n != live {
-		t.Errorf("%d handles are open after %d cycles, %d after one", n, cycles, live)
 	}
 }
 

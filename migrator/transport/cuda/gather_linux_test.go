@@ -22,10 +22,13 @@ func newMapping(t testing.TB, size int64) []byte {
 	return b
 }
 
-// runThroughHost transfers blocks through host memory: out of a pool into pinned and
-// unpinned memory, and into another pool from both.
-func (s *fullTransfer) runThroughHost() (err error) {
-	g, err := s.newGPU()
+// run transfers blocks out of a pool into pinned and unpinned memory, and into another pool from both.
+func (s *hostTransfer) run() (err error) {
+	d, err := cuda.Open(s.lib)
+	if err != nil {
+		return err
+	}
+	g, err := NewGPU(GPUConfig{Driver: d})
 	if err != nil {
 		return err
 	}

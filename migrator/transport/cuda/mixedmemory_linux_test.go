@@ -7,7 +7,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/shm"
 	"github.com/cascadeinfer/cascade/migrator/transport/tcp"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
@@ -45,32 +44,4 @@ func TestMixedMemory(t *testing.T) {
 		})
 	}
 	g.unmapIdle(time.Now().Add(time.Hour))
-}
-
-// TestMixedMemoryChoice checks that each end of such a pair rules out the unsupported
-// transports by itself, and that tcp is left to both.
-func TestMixedMemoryChoice(t *testing.T) {
-	g := newGPU(t)
-	onGPU, _ := newPool(t, g, VMM, small)
-	defer onGPU.Close()
-	dir := transporttest.SocketDir(t)
-	for where, m := range map[string]*transport.Memory{"on a GPU": onGPU, "in host memory": transporttest.HeapMemory(small)} {
-		pool := transporttest.Pool{M: m}
-		here := testkit.Must(New(Config{Dir: dir, Pool: pool}))
-		shared := testkit.Must(shm.New(shm.Config{Dir: dir, Pool: pool}))
-		byHost := testkit.Must(tcp.New(tcp.Config{Pool: pool}))
-		choose := transport.NewChooser(here, shared, byHost)
-		for _, tr := range choose.TransportsToProbe(time.Now()) {
-			choose.RecordProbe(tr.Name(), tr.Probe(t.Context()), time.Now())
-		}
-		// The working transports of the other end.
-		theirs := []string{"shm", "tcp"}
-		if m != onGPU {
-			theirs = []string{"cuda", "tcp"}
-		}
-		order := choose.Rank(transport.Pair{Peer: "a", Host: "n", PeerHost: "n"}, theirs, time.Now())
-		if len(order) != 1 || order[0].Name() != "tcp" {
-			t.Errorf("a pool %s: the ranking is %v", where, order)
-		}
-	}
 }

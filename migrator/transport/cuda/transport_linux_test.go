@@ -13,7 +13,6 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/migrator/transport/tcp"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
@@ -347,18 +346,4 @@ func TestPacked(t *testing.T) {
 			t.Error(err)
 		}
 	}
-}
-
-// TestTCPThroughHost runs the suite of transport tcp between pools on GPUs, through host
-// memory.
-func TestTCPThroughHost(t *testing.T) {
-	g := newWarmGPU(t, 0)
-	transporttest.RunShort(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
-		end := func(l transport.Layout) transporttest.End {
-			m, mirror := newPool(t, g, VMM, l)
-			tr := testkit.Must(tcp.New(tcp.Config{Pool: transporttest.Pool{M: m}}))
-			return transporttest.End{Transport: tr, Memory: m, Mirror: mirror}
-		}
-		return transporttest.Pair{Source: end(source), Target: end(target)}
-	})
 }
