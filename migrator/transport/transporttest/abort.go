@@ -229,14 +229,22 @@ func testRevoke(t *testing.T, b *suite) {
 	}
 }
 
-// testSourceEnds checks that a source which ends, at any time of a pull, fails it.
+// testSourceEnds checks that a source which ends, at any time of a pull, fails it. It exports nothing, and accepts no
+// receiver, before and after its Run.
 func testSourceEnds(t *testing.T, b *suite) {
+	fresh := b.make(t, wide, narrow)
+	defer fresh.Source.Memory.Close()
+	defer fresh.Target.Memory.Close()
+	g := transport.Grant{Migration: "source-0/0", Receiver: Receiver, Deadline: time.Now().Add(time.Hour)}
+	if _, err := fresh.Source.Transport.Export(g); err == nil {
+		t.Error("Export before Run succeeded")
+	}
 	took := time.Duration(0)
 	for i := range 8 {
 		b.start(large, large)
 		plan := b.Plan(large.Blocks, 1)
 		want := plainCopy(b.Target.Read(), b.Pair, plan)
-		puller := b.Open()
+		unused, puller := b.Export(b.Grant()), b.Open()
 		ended := b.startPull(puller, plan)
 		if i > 0 {
 			time.Sleep(took * time.Duration(i-1) / 8)
@@ -252,5 +260,13 @@ func testSourceEnds(t *testing.T, b *suite) {
 			t.Error("a pull from a stopped source succeeded")
 		}
 		puller.Close()
+		if _, err := b.Source.Transport.Export(b.Grant()); err == nil {
+			t.Error("Export after Run has ended succeeded")
+		}
+		if p, err := b.OpenOffer(Receiver, unused); err == nil {
+			p.Close()
+			t.Error("Open after the source's Run has ended succeeded")
+		}
+		b.Source.Transport.Revoke(b.Migration)
 	}
 }

@@ -148,30 +148,6 @@ func testDeadline(t *testing.T, b *suite) {
 	requireUnchanged(t, "after a late pull", b.Target)
 }
 
-// testSourceAway checks that a source exports nothing, and accepts no receiver, before
-// and after its Run.
-func testSourceAway(t *testing.T, b *suite) {
-	b.start(wide, narrow)
-	g := b.Grant()
-	offer := b.Export(g)
-	b.stopSource()
-	if _, err := b.Source.Transport.Export(b.Grant()); err == nil {
-		t.Error("Export after Run has ended succeeded")
-	}
-	if p, err := b.OpenOffer(Receiver, offer); err == nil {
-		p.Close()
-		t.Error("Open after the source's Run has ended succeeded")
-	}
-	b.Source.Transport.Revoke(g.Migration)
-
-	fresh := b.make(t, wide, narrow)
-	defer fresh.Source.Memory.Close()
-	defer fresh.Target.Memory.Close()
-	if _, err := fresh.Source.Transport.Export(g); err == nil {
-		t.Error("Export before Run succeeded")
-	}
-}
-
 // testMemories checks that a closed memory stays mapped for its users, and cannot be used
 // by new ones.
 func testMemories(t *testing.T, b *suite) {

@@ -100,7 +100,6 @@ func run(t *testing.T, make func(t *testing.T, source, target transport.Layout) 
 		short bool // part of RunShort
 	}{
 		{"Shuffled", testShuffled, false},
-		{"Empty", testEmpty, false},
 		{"Rounds", testRounds, true},
 		{"Corrupt", testCorrupt, true},
 		{"BadPlans", testBadPlans, true},
@@ -113,7 +112,6 @@ func run(t *testing.T, make func(t *testing.T, source, target transport.Layout) 
 		{"CloseIsAFence", testClose, true},
 		{"RevokeIsAFence", testRevoke, false},
 		{"SourceEnds", testSourceEnds, false},
-		{"SourceAway", testSourceAway, false},
 		{"Concurrent", testConcurrent, true},
 		{"Memories", testMemories, true},
 	} {
