@@ -75,24 +75,6 @@ func TestWorseInCanary(t *testing.T) {
 	}
 }
 
-// TestGateOfComparisons checks that a gate's own number of compared answers is in force, not
-// the default.
-func TestGateOfComparisons(t *testing.T) {
-	c := config(t)
-	c.Gates[abi.Select].Ladder, c.Gates[abi.Select].Canary.Compared = []int{500}, 1<<40
-	s, _ := running(t, c)
-	apply(t, s, want(candidate(t, 9, lifecycle.ToActive, other(1))))
-	calls := 0
-	waitFor(t, "200 answers are compared", func() bool {
-		ask(t, s, calls)
-		calls++
-		return phase(s, 9) == "active" || statusOf(s, abi.Select, 9).Figures.Compared >= 200
-	})
-	if got := phase(s, 9); got != "canary" {
-		t.Errorf("after %d calls it is %s", calls, got)
-	}
-}
-
 // TestWorseInScope checks that a refiner's canary is one scope, and is compared as well.
 func TestWorseInScope(t *testing.T) {
 	// The boundary stays where no replica has work, as with the native policy;

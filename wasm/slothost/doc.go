@@ -12,9 +12,10 @@
 //	waiting → verifying → compiling → warming → warm → shadow → canary → active → previous
 //	                 any of them → rejected, superseded, withdrawn or rolledBack
 //
-// A slot's machine decides the phases. It is pure: one sequence of events gives one
-// sequence of states. The slot builds, tries and frees modules as the state requires.
-// Generation 0 stands for the native policy, which serves a slot without modules.
+// A slot's machine holds what the slot should run and decides the phases. It is pure: one
+// sequence of events gives one sequence of states. The slot builds, tries and frees modules
+// as the state requires. Generation 0 stands for the native policy, which serves a slot
+// without modules.
 //
 // A generation is promoted up to the goal that its candidate names and no further; each
 // step has a Gate. In shadow the generation answers recorded calls, and its answers are
@@ -56,6 +57,8 @@
 //  7. A call that timed out while descheduled counts as starved, and not as a fault.
 //  8. One module is built at a time. At most three are loaded in a slot: active, previous
 //     and candidate.
+//  9. No call, status or rollback waits for the disk, nor does whoever brings a spec; only
+//     the spec itself does.
 //
 // Calls for bids, outliers and places do not allocate, whether a module or the native
 // policy decides, unless they fail.

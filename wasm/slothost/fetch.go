@@ -15,8 +15,8 @@ import (
 const (
 	minBackoff = 250 * time.Millisecond
 	maxBackoff = 15 * time.Second
-	// retryAfter is when a spec that could not be written is tried again: a full disk
-	// may have room by then.
+	// retryAfter is when File is written again after a failure: a full disk may have room
+	// by then.
 	retryAfter = 15 * time.Second
 )
 
@@ -33,8 +33,10 @@ func (s *Slots) fetchMissing(ctx context.Context, group *sync.WaitGroup) {
 	defer s.mu.Unlock()
 	missing := map[lifecycle.Digest]bool{}
 	for _, kind := range s.config.Kinds {
-		for _, c := range s.slots[kind].missing() {
-			missing[c.digest] = true
+		for _, m := range s.slots[kind].state().Modules {
+			if m.Phase == lifecycle.Fetching {
+				missing[m.SHA256] = true
+			}
 		}
 	}
 	for digest, f := range s.fetches {
@@ -59,24 +61,6 @@ func (s *Slots) fetchMissing(ctx context.Context, group *sync.WaitGroup) {
 	}
 }
 
-// wanting is a candidate whose module is to be fetched.
-type wanting struct {
-	*lifecycle.Candidate
-	digest lifecycle.Digest
-}
-
-// missing returns the candidates of the spec whose modules are to be fetched: those that
-// are not loaded, not being built, and not ended here. The lock of Slots is held.
-func (k *slot) missing() (all []wanting) {
-	phases := k.phases()
-	for i := range k.spec.Candidates {
-		if c := &k.spec.Candidates[i]; c.Module == nil && k.offerable(c.Generation, phases) {
-			all = append(all, wanting{c, k.about[c.Generation].statement.Digest})
-		}
-	}
-	return all
-}
-
 // provide gives a module that was fetched to the slots that lack it.
 func (s *Slots) provide(digest lifecycle.Digest, f *fetch, module []byte) {
 	s.mu.Lock()
@@ -86,13 +70,8 @@ func (s *Slots) provide(digest lifecycle.Digest, f *fetch, module []byte) {
 	}
 	delete(s.fetches, digest)
 	for _, kind := range s.config.Kinds {
-		for _, c := range s.slots[kind].missing() {
-			if c.digest == digest {
-				c.Module = module
-			}
-		}
+		s.slots[kind].step(func(m *machine) { m.provide(digest, module) })
 	}
-	s.changed()
 }
 
 // fetchModule fetches a module, with retries. It returns nil when ctx ends first.
@@ -133,25 +112,13 @@ func checkBytes(b []byte, digest lifecycle.Digest) error {
 	return nil
 }
 
-// addFetching adds the generations whose modules are being fetched to a status; their
-// reason is why the last attempt failed. The lock of Slots is held.
-func (s *Slots) addFetching(k *slot, st *lifecycle.SlotStatus) {
-	for _, c := range k.missing() {
-		if f := s.fetches[c.digest]; f != nil {
-			st.Modules = append(st.Modules, lifecycle.Status{Generation: c.Generation, Phase: lifecycle.Fetching,
-				Goal: c.Goal, Permille: c.Permille, SHA256: c.digest, Reason: f.reason})
-		}
-	}
-}
-
-// retryWrites applies the specs that could not be written.
-func (s *Slots) retryWrites() {
-	for _, kind := range s.config.Kinds {
-		s.mu.Lock()
-		spec := s.slots[kind].unwritten
-		s.mu.Unlock()
-		if spec != nil {
-			_ = s.Apply(*spec) // Status reports the error
+// addReasons adds to a status why the last attempts to fetch modules failed.
+func (s *Slots) addReasons(st *lifecycle.SlotStatus) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range st.Modules {
+		if m := &st.Modules[i]; m.Phase == lifecycle.Fetching && s.fetches[m.SHA256] != nil {
+			m.Reason = s.fetches[m.SHA256].reason
 		}
 	}
 }

@@ -142,27 +142,34 @@ func TestForged(t *testing.T) {
 	}
 }
 
-// TestFullDisk checks that a spec that could not be written is retried until it is, and that
-// the status shows the error meanwhile.
+// TestFullDisk checks that nothing is admitted that could not be written, that the status
+// shows the error until a later attempt succeeds, and that a rollback does not wait for that.
 func TestFullDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		log := new(testkit.Log)
 		c := config(t)
 		dir := filepath.Join(t.TempDir(), "none", "none")
-		c.File, c.Tick, c.Logger = filepath.Join(dir, "slots.json"), time.Hour, nil
+		c.File, c.Tick, c.Logger = filepath.Join(dir, "slots.json"), time.Hour, log.Logger()
 		s, _ := running(t, c)
-		if err := s.Apply(want(stable(t, 5, other(1)))); !errors.Is(err, ErrNotWritten) {
-			t.Fatal(err)
+		after := func(d time.Duration, active lifecycle.Generation, refused bool) {
+			t.Helper()
+			time.Sleep(d)
+			synctest.Wait()
+			if st := s.Status()[0]; st.Active != active || (st.Refused != "") != refused {
+				t.Errorf("%+v", st)
+			}
 		}
-		time.Sleep(time.Minute)
-		if st := s.Status()[0]; st.Refused == "" || phase(s, 5) != "" {
-			t.Errorf("%+v", st)
+		testkit.NoError(t, s.Apply(want(stable(t, 20, other(1)))))
+		after(time.Minute, lifecycle.Native, true)
+		if n := log.Count("saving the admitted policy modules failed"); n != 1 {
+			t.Errorf("the failure is logged %d times:\n%s", n, log)
 		}
+		testkit.NoError(t, s.Apply(want(stable(t, 5, other(1))))) // 20 was not admitted
 		testkit.NoError(t, os.MkdirAll(dir, 0o700))
-		time.Sleep(retryAfter)
-		synctest.Wait()
-		if st := s.Status()[0]; st.Refused != "" || st.Active != 5 {
-			t.Errorf("%+v", st)
-		}
+		after(retryAfter, 5, false)
+		testkit.NoError(t, os.RemoveAll(filepath.Dir(dir)))
+		testkit.NoError(t, s.Apply(without(want(), 5)))
+		after(0, lifecycle.Native, true)
 	})
 }
 

@@ -87,6 +87,16 @@ func (h *history) recordRollback(g lifecycle.Generation) {
 	}
 }
 
+// follow adds what another history has of modules that ran and that were rolled back.
+func (h *history) follow(o history) {
+	for _, m := range slices.Backward(o.Ran) {
+		h.recordRan(m)
+	}
+	for _, g := range o.RolledBack {
+		h.recordRollback(g)
+	}
+}
+
 // historyFile is the file of all slots.
 type historyFile struct {
 	Format string             `json:"format"`
@@ -156,6 +166,9 @@ func decodeHistory(b []byte) (map[string]history, error) {
 }
 
 func encodeHistory(slots map[string]history) ([]byte, error) {
+	if slots == nil {
+		slots = map[string]history{}
+	}
 	b, err := json.MarshalIndent(historyFile{historyFormat, slots}, "", "  ")
 	return append(b, '\n'), err
 }

@@ -62,28 +62,25 @@ func TestRefused(t *testing.T) {
 		"another hash":          {want(but(func(c *lifecycle.Candidate) { c.SHA256[0] = 1 })), "the statement is about module"},
 		"another configuration": {want(but(func(c *lifecycle.Candidate) { c.Configuration = []byte("other") })), "signed without a configuration"},
 		"descending":            {want(stable(t, 70, code), good(60)), "must ascend"},
+		"no bytes":              {want(but(func(c *lifecycle.Candidate) { c.Module = []byte{} })), "do not have the digest"},
+		"other bytes":           {want(but(func(c *lifecycle.Candidate) { c.Module = []byte("other") })), "do not have the digest"},
+		"too many bytes":        {want(but(func(c *lifecycle.Candidate) { c.Module = make([]byte, maxModule+1) })), "at most"},
 	} {
-		for n := range 2 {
-			err := checkOnly(s, test.want)
+		for range 2 {
+			err := s.Check(test.want)
 			if err == nil || !strings.Contains(err.Error(), test.error) {
 				t.Errorf("%s: %v, want %q", name, err, test.error)
-				continue
-			}
-			if again := s.Apply(test.want); again == nil || again.Error() != err.Error() {
-				t.Errorf("%s, %d: applied: %v", name, n, again)
+			} else if again := s.Apply(test.want); again == nil || again.Error() != err.Error() {
+				t.Errorf("%s: applied: %v", name, again)
 			}
 		}
 	}
-	// Bytes that are not the module's are a fetch error: no module is rejected.
-	for _, bytes := range [][]byte{{}, []byte("other"), make([]byte, maxModule+1)} {
-		if err := s.Apply(want(but(func(c *lifecycle.Candidate) { c.Module = bytes }))); err == nil {
-			t.Errorf("%d other bytes taken", len(bytes))
-		}
-	}
+	testkit.NoError(t, s.Check(want(good(60))))
+	s.record()
 	if got := fmt.Sprint(s.Status()); got != before {
 		t.Errorf("something happened:\n%s\n%s", before, got)
 	}
-	testkit.NoError(t, s.Apply(want(good(60))))
+	testkit.NoError(t, checkBytes(make([]byte, maxModule), lifecycle.Sum(make([]byte, maxModule))))
 }
 
 // TestHostileModules checks that signed modules that misbehave are rejected with a reason,
@@ -102,7 +99,7 @@ func TestHostileModules(t *testing.T) {
 		"in shadow":                      hosttest.LeastLoadModule(hosttest.OneIn(50, hosttest.Unreachable)),
 	} {
 		generation++
-		testkit.NoError(t, s.Apply(want(candidate(t, generation, lifecycle.ToActive, code))))
+		apply(t, s, want(candidate(t, generation, lifecycle.ToActive, code)))
 		waitFor(t, "it is rejected: "+reason, func() bool { ask(t, s, calls); calls++; return phase(s, generation) == "rejected" })
 		if l := statusOf(s, abi.Select, generation); !strings.Contains(l.Reason, reason) {
 			t.Errorf("%q, want %q", l.Reason, reason)
@@ -115,8 +112,10 @@ func TestHostileModules(t *testing.T) {
 
 func TestConfigIsChecked(t *testing.T) {
 	for want, change := range map[string]func(*Config){
+		"":                  func(c *Config) { c.Kinds = []abi.Kind{abi.Place, abi.Select} },
 		"kinds: required":   func(c *Config) { c.Kinds = nil },
 		"not a policy kind": func(c *Config) { c.Kinds = []abi.Kind{abi.Configure} },
+		"is not a policy":   func(c *Config) { c.Kinds = []abi.Kind{abi.NumKinds} },
 		"listed twice":      func(c *Config) { c.Kinds = []abi.Kind{abi.Select, abi.Select} },
 		"no policy for":     func(c *Config) { c.Native.Selector = nil },
 		"ring: ":            func(c *Config) { c.Ring = sign.Ring{} },

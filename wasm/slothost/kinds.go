@@ -1,7 +1,6 @@
 package slothost
 
 import (
-	"encoding/binary"
 	"fmt"
 	"math"
 	"slices"
@@ -328,7 +327,7 @@ func Decide[Q, A any](n *Native, k *abi.Codec[Q, A], q Q) A {
 // error is a *host.Fault with the cause that is also in r.Cause: Unknown when there is no
 // such policy.
 func (n Native) Answer(frame []byte, r *host.Record) error {
-	k := calllog.KindOf(frame)
+	k := abi.KindOf(frame)
 	out := slices.Clone(frame)
 	var result uint64
 	var err error
@@ -346,10 +345,7 @@ func (n Native) Answer(frame []byte, r *host.Record) error {
 	case err != nil:
 		r.Cause = host.Refused
 	default:
-		at, n := binary.LittleEndian.Uint32(out[56:]), binary.LittleEndian.Uint32(out[60:])
-		if end := uint64(at) + uint64(n); end <= uint64(len(out)) {
-			r.Output = append(r.Output, out[at:end]...)
-		}
+		r.Output = append(r.Output, abi.OutputArea(out)...)
 		return nil
 	}
 	return &host.Fault{Kind: k, Cause: r.Cause, Err: err}

@@ -1,11 +1,15 @@
 package slothost
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
 const (
@@ -13,21 +17,23 @@ const (
 	maxBarred = 64 // generations that are remembered as ended for good
 )
 
-// offer is a candidate of the desired state. until is when it expires: a generation that is
-// not stable, and not active by then, is rejected. 0 means never.
+// offer is a candidate of the desired state, with its verified statement. It has the module's
+// bytes from when they are known until they are to be built.
 type offer struct {
 	lifecycle.Candidate
-	until policies.Micros
+	statement sign.Statement
 }
 
-// sameGoal reports whether two offers of a generation lead to the same phases.
-func (o offer) sameGoal(p offer) bool {
-	return o.Goal == p.Goal && o.Permille == p.Permille && o.Scope == p.Scope && o.Stable == p.Stable && o.until == p.until
+// expired reports whether the statement of an offer has expired: a generation that is not
+// stable, and not active by then, is rejected.
+func (o *offer) expired(now policies.Micros) bool {
+	end := o.statement.NotAfter
+	return end != 0 && now >= policies.Micros(end+1)*policies.Second && !o.Stable
 }
 
-// generation is a module of the slot, from its offer to its end.
+// generation is a module of the slot, from the beginning of its build to its end.
 type generation struct {
-	offer      offer // with the module's bytes until it is built
+	offer      offer // with the module's bytes until its build begins
 	phase      lifecycle.Phase
 	since      policies.Micros
 	step       int // of the ladder, in canary
@@ -44,9 +50,10 @@ type machine struct {
 	kind   lifecycle.Kind
 	gates  Gates
 	now    policies.Micros
-	barred []lifecycle.Generation // ended for good: not accepted again; latest last
+	barred []lifecycle.Generation // ended for good: not built again; latest last
 
-	active, previous, candidate, waiting *generation
+	wanted                      []offer // by the desired state, in ascending generation
+	active, previous, candidate *generation
 	// building is the generation that is being built, 0 for none. It is not the candidate
 	// if its build is not wanted any more.
 	building lifecycle.Generation
@@ -68,35 +75,61 @@ func (m *machine) advance() (changed bool) {
 	return changed
 }
 
-// accept takes an offer that a valid spec has, or changes the goal of a generation that is
-// present. The error is why it is refused.
-func (m *machine) accept(o offer) error {
-	g := o.Generation
-	switch {
-	case m.active.is(g):
-		return nil // it has reached every goal
-	case m.candidate.is(g):
-		m.changeGoal(m.candidate, o)
-		return nil
-	case m.waiting.is(g):
-		o.Module = m.waiting.offer.Module
-		m.waiting.offer = o
-		return nil
-	case m.previous.is(g):
-		return fmt.Errorf("generation %d: is kept for a rollback of generation %d", g, m.active.offer.Generation)
-	case slices.Contains(m.barred, g):
-		return fmt.Errorf("generation %d: %s: sign the module anew, with a higher generation", g, m.outcome(g))
+// want makes the offers of a valid spec, in ascending generation, what the slot should run. It
+// ends a candidate that is not among them; it may come back if it has not answered a call yet.
+// The error names those that ended for good, unless they show that themselves.
+func (m *machine) want(all []offer) error {
+	before := m.wanted
+	m.wanted, m.changed = all, true
+	var refused error
+	for i := range all {
+		o := &all[i]
+		g := o.Generation
+		switch {
+		case m.candidate.is(g):
+			m.changeGoal(m.candidate, *o)
+		case m.find(g) == nil && !m.isBarred(g):
+			if j := indexOf(before, g); j >= 0 && o.Module == nil {
+				o.Module = before[j].Module
+			}
+			continue // it is built, or fetched before
+		case m.isBarred(g) && m.outcome(g).Phase != lifecycle.Rejected:
+			refused = errors.Join(refused, fmt.Errorf("generation %d: %s: sign the module anew, with a higher generation", g, m.outcomeText(g)))
+		}
+		o.Module = nil
 	}
-	if m.waiting != nil {
-		m.end(m.waiting, lifecycle.Superseded, "")
+	if c := m.candidate; c != nil && indexOf(all, c.offer.Generation) < 0 {
+		if c.phase == lifecycle.Canary {
+			m.bar(c.offer.Generation)
+		}
+		m.endCandidate(lifecycle.Withdrawn, "")
 	}
-	m.waiting = &generation{offer: o, phase: lifecycle.Waiting, since: m.now}
-	// A generation that the fleet runs comes first: without it the slot would stay
-	// native until the newest has been promoted.
-	if m.candidate != nil && !m.candidate.offer.Stable {
-		m.endCandidate(lifecycle.Superseded, "")
+	return refused
+}
+
+// indexOf returns the index of a generation's offer, −1 if there is none.
+func indexOf(all []offer, g lifecycle.Generation) int {
+	return slices.IndexFunc(all, func(o offer) bool { return o.Generation == g })
+}
+
+// provide gives the wanted generations that lack the module with a digest its bytes.
+func (m *machine) provide(digest lifecycle.Digest, module []byte) {
+	for _, o := range m.pending() {
+		if o.Module == nil && o.statement.Digest == digest {
+			o.Module, m.changed = module, true
+		}
 	}
-	return nil
+}
+
+// pending returns the wanted generations that are still to be built: those with their bytes
+// wait, those without are fetched.
+func (m *machine) pending() (all []*offer) {
+	for i := range m.wanted {
+		if o := &m.wanted[i]; m.find(o.Generation) == nil && !m.isBarred(o.Generation) {
+			all = append(all, o)
+		}
+	}
+	return all
 }
 
 // changeGoal changes a candidate's goal. A lower one takes it back that far; a
@@ -120,7 +153,8 @@ func (m *machine) changeGoal(c *generation, o offer) {
 	}
 }
 
-// beginBuild returns the candidate that is to be built now, with its module, which the machine forgets.
+// beginBuild returns the candidate that is to be built now, with its module, which the machine
+// forgets.
 func (m *machine) beginBuild() (c lifecycle.Candidate, ok bool) {
 	if m.building == lifecycle.Native || m.candidate == nil || m.candidate.offer.Module == nil {
 		return c, false
@@ -203,29 +237,24 @@ func (m *machine) rollBack(g lifecycle.Generation, reason string) {
 		m.endActive(lifecycle.RolledBack, reason)
 	case m.candidate.is(g):
 		m.endCandidate(lifecycle.RolledBack, reason)
-	case m.waiting.is(g):
-		m.bar(g)
-		m.end(m.waiting, lifecycle.RolledBack, reason)
-		m.waiting = nil
 	case m.previous.is(g): // the slot cannot fall back to it any more
 		m.bar(g)
 		m.end(m.previous, lifecycle.RolledBack, reason)
 		m.previous = nil
+	default:
+		m.endPending(g, lifecycle.RolledBack, reason)
 	}
 }
 
-// withdraw ends a candidate that is no longer wanted. It may be offered again if it has not
-// answered a call yet.
-func (m *machine) withdraw(g lifecycle.Generation) {
-	switch {
-	case m.waiting.is(g):
-		m.end(m.waiting, lifecycle.Withdrawn, "")
-		m.waiting = nil
-	case m.candidate.is(g):
-		if m.candidate.phase == lifecycle.Canary {
+// endPending ends a wanted generation for good that is still to be built.
+func (m *machine) endPending(g lifecycle.Generation, p lifecycle.Phase, reason string) {
+	for _, o := range m.pending() {
+		if o.Generation == g {
+			o.Module = nil
 			m.bar(g)
+			m.end(&generation{offer: *o}, p, reason)
+			return
 		}
-		m.endCandidate(lifecycle.Withdrawn, "")
 	}
 }
 
@@ -250,11 +279,13 @@ func (m *machine) endCandidate(p lifecycle.Phase, reason string) {
 	m.candidate = nil
 }
 
-// bar keeps a generation that ended for good from being offered again.
+// bar keeps a generation that ended for good from being built again.
 func (m *machine) bar(g lifecycle.Generation) {
 	m.barred = append(m.barred, g)
 	m.barred = m.barred[max(0, len(m.barred)-maxBarred):]
 }
+
+func (m *machine) isBarred(g lifecycle.Generation) bool { return slices.Contains(m.barred, g) }
 
 // end records that a generation has ended.
 func (m *machine) end(c *generation, p lifecycle.Phase, reason string) {
@@ -265,16 +296,15 @@ func (m *machine) end(c *generation, p lifecycle.Phase, reason string) {
 	m.changed = true
 }
 
-// outcome returns how a generation ended.
-func (m *machine) outcome(g lifecycle.Generation) string {
-	for _, s := range m.ended {
-		if s.Generation == g && s.Reason != "" {
-			return s.Phase.String() + ", " + s.Reason
-		} else if s.Generation == g {
-			return s.Phase.String()
-		}
-	}
-	return "ended before"
+// outcome returns how a generation ended, the zero Status if that is forgotten.
+func (m *machine) outcome(g lifecycle.Generation) lifecycle.Status {
+	s, _ := lifecycle.SlotStatus{Modules: m.ended}.Module(g)
+	return s
+}
+
+func (m *machine) outcomeText(g lifecycle.Generation) string {
+	s := m.outcome(g)
+	return cmp.Or(strings.TrimSuffix(s.Phase.String()+", "+s.Reason, ", "), "ended before")
 }
 
 // is reports whether c is the generation g. No generation is the native policy.
@@ -282,7 +312,7 @@ func (c *generation) is(g lifecycle.Generation) bool { return c != nil && c.offe
 
 // present returns the generations that have not ended.
 func (m *machine) present() (all []*generation) {
-	for _, c := range []*generation{m.active, m.previous, m.candidate, m.waiting} {
+	for _, c := range []*generation{m.active, m.previous, m.candidate} {
 		if c != nil {
 			all = append(all, c)
 		}
@@ -323,21 +353,34 @@ func (m *machine) shadow() lifecycle.Generation {
 }
 
 // slotStatus returns the state of the slot, with what the machine knows of each generation:
-// active, previous, candidate and waiting, as far as they exist, then the ended ones, latest
-// first. The result shares no memory with the machine.
+// active, previous and candidate, as far as they exist, those that wait or are being fetched,
+// then the ended ones, latest first. Each is listed once. The result shares no memory with the
+// machine.
 func (m *machine) slotStatus() lifecycle.SlotStatus {
 	r := m.route()
 	s := lifecycle.SlotStatus{Kind: m.kind, Active: r.active, Candidate: r.candidate, Permille: r.permille, Scope: r.scope}
 	for _, c := range m.present() {
 		s.Modules = append(s.Modules, m.status(c))
 	}
-	s.Modules = append(s.Modules, m.ended...)
+	for _, o := range m.pending() {
+		c := &generation{offer: *o, phase: lifecycle.Waiting}
+		if o.Module == nil {
+			c.phase = lifecycle.Fetching
+		}
+		s.Modules = append(s.Modules, m.status(c))
+	}
+	for _, e := range m.ended {
+		if _, again := s.Module(e.Generation); !again {
+			s.Modules = append(s.Modules, e)
+		}
+	}
 	return s
 }
 
 func (m *machine) status(c *generation) lifecycle.Status {
+	st := &c.offer.statement
 	s := lifecycle.Status{Generation: c.offer.Generation, Phase: c.phase, SinceUnixMillis: int64(c.since / policies.Millisecond),
-		Goal: c.offer.Goal, Figures: c.figures}
+		Goal: c.offer.Goal, Figures: c.figures, Name: st.Name, Version: st.Version, SHA256: st.Digest, NotAfterUnixMillis: st.NotAfter * 1000}
 	if c.phase != lifecycle.Shadow && c.phase != lifecycle.Canary {
 		return s
 	}

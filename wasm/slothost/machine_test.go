@@ -56,7 +56,8 @@ func (w *harness) generation() lifecycle.Generation {
 
 // offer returns a random valid offer.
 func (w *harness) offer() offer {
-	o := offer{Candidate: lifecycle.Candidate{Generation: max(1, w.generation()), Goal: lifecycle.Goal(1 + w.rng.IntN(4)), Stable: w.rng.IntN(4) == 0}}
+	o := offer{Candidate: lifecycle.Candidate{Generation: max(1, w.generation()), Module: []byte{},
+		Goal: lifecycle.Goal(1 + w.rng.IntN(4)), Stable: w.rng.IntN(4) == 0}}
 	switch {
 	case o.Stable:
 		o.Goal = lifecycle.ToActive
@@ -66,7 +67,7 @@ func (w *harness) offer() offer {
 		o.Scope = string(rune('a' + w.rng.IntN(2)))
 	}
 	if w.rng.IntN(4) == 0 {
-		o.until = w.m.now + policies.Micros(w.rng.IntN(30))*policies.Second
+		o.statement.NotAfter = int64(w.m.now/policies.Second) + int64(w.rng.IntN(30))
 	}
 	if w.rng.IntN(2) == 0 {
 		o.Generation = w.top + lifecycle.Generation(1+w.rng.IntN(2))
@@ -95,7 +96,7 @@ func (w *harness) step() {
 	case n < 13:
 		w.do("fails a call", g, func() { m.fault(g) })
 	case n == 13:
-		w.do("is withdrawn", g, func() { m.withdraw(g) })
+		w.do("is withdrawn", g, func() { w.fx.withdraw(m, g) })
 	case n == 14:
 		before := m.find(g)
 		w.do("is rolled back", g, func() { m.rollBack(g, "by hand") })
@@ -105,8 +106,9 @@ func (w *harness) step() {
 	case n < 17:
 		o := w.offer()
 		w.do(fmt.Sprintf("is offered: %+v", o), o.Generation, func() {
-			if m.accept(o) == nil {
-				w.top = max(w.top, o.Generation)
+			_ = w.fx.offer(m, o)
+			w.top = max(w.top, o.Generation)
+			for _, o := range m.wanted {
 				// It counts as stable if it ever was: its goal may have changed in between.
 				w.stable[o.Generation] = w.stable[o.Generation] || o.Stable
 			}
@@ -124,6 +126,13 @@ func (w *harness) do(what string, g lifecycle.Generation, change func()) {
 	change()
 	w.m.advance()
 	w.log = append(w.log, w.fx.follow(w.m)...)
+	known := map[lifecycle.Generation]bool{}
+	for _, s := range w.m.slotStatus().Modules {
+		if known[s.Generation] {
+			w.fail("%d is listed twice", s.Generation)
+		}
+		known[s.Generation] = true
+	}
 	if n := len(w.fx.loaded); n > 3 {
 		w.fail("%d generations are loaded", n)
 	}
@@ -183,14 +192,10 @@ func TestRandomLives(t *testing.T) {
 				switches++
 			}
 		}
-		// At the end everything is rolled back, and nothing stays loaded.
-		for range 20 {
-			for _, c := range w.m.present() {
-				w.do("ends", c.offer.Generation, func() { w.m.rollBack(c.offer.Generation, "") })
-			}
-			if w.m.building != lifecycle.Native {
-				w.do("is built", w.m.building, func() { w.fx.built(w.m) })
-			}
+		// At the end nothing is wanted, and nothing stays loaded.
+		w.do("and nothing is wanted", 0, func() { _ = w.m.want(nil) })
+		if w.m.building != lifecycle.Native {
+			w.do("is built", w.m.building, func() { w.fx.built(w.m) })
 		}
 		if len(w.fx.loaded) > 0 || w.fx.route != (route{}) || w.fx.shadow != lifecycle.Native {
 			w.fail("seed %d: %+v", seed, w.fx)

@@ -39,9 +39,8 @@ type module struct {
 	kept sync.WaitGroup     // done when keep has ended
 }
 
-// verify checks the signatures, the kind and the age of a candidate's statement, its
-// expiry unless the candidate is stable, and that it is about the candidate's module and
-// configuration.
+// verify checks the signatures and the kind of a candidate's statement, its expiry unless
+// the candidate is stable, and that it is about the candidate's module and configuration.
 func (s *slot) verify(c lifecycle.Candidate) error {
 	f, err := sign.Decode(c.Signature)
 	if err != nil {
@@ -55,10 +54,7 @@ func (s *slot) verify(c lifecycle.Candidate) error {
 	if err != nil {
 		return err
 	}
-	if err := s.checkStatement(st, c); err != nil {
-		return err
-	}
-	return s.host.admit(s, st)
+	return s.checkStatement(st, c)
 }
 
 // compile returns the module of a candidate that was verified. The limits of the module are

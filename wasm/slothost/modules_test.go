@@ -88,21 +88,19 @@ func TestVerify(t *testing.T) {
 	other := signedModule(t, code, abi.Select, nil, nil)
 	other.Configuration = []byte("unsigned words")
 	for want, c := range map[string]lifecycle.Candidate{
-		"":                    signedModule(t, code, abi.Select, nil, nil),
-		"not signed for":      signedModule(t, code, abi.Quote, nil, nil),
-		"expired":             signedModule(t, code, abi.Select, nil, func(s *sign.Statement) { s.NotAfter = 999 }),
-		"the module's sha":    signedModule(t, code, abi.Select, nil, func(s *sign.Statement) { s.Digest[0]++ }),
-		"built for":           signedModule(t, code, abi.Select, nil, func(s *sign.Statement) { s.ABI = "cascade-policy/2" }),
-		"signed as generat":   signedModule(t, code, abi.Select, nil, func(s *sign.Statement) { s.Generation = 8 }),
-		"not part of the des": signedModule(t, code, abi.Select, nil, func(s *sign.Statement) { s.Name = "old" }),
-		"signature file: ":    {Module: code, Signature: []byte("none")},
-		"signature of key ":   forged,
-		"is given one of 1":   other,
+		"":                  signedModule(t, code, abi.Select, nil, nil),
+		"not signed for":    signedModule(t, code, abi.Quote, nil, nil),
+		"expired":           signedModule(t, code, abi.Select, nil, func(s *sign.Statement) { s.NotAfter = 999 }),
+		"the module's sha":  signedModule(t, code, abi.Select, nil, func(s *sign.Statement) { s.Digest[0]++ }),
+		"built for":         signedModule(t, code, abi.Select, nil, func(s *sign.Statement) { s.ABI = "cascade-policy/2" }),
+		"signed as generat": signedModule(t, code, abi.Select, nil, func(s *sign.Statement) { s.Generation = 8 }),
+		"signature file: ":  {Module: code, Signature: []byte("none")},
+		"signature of key ": forged,
+		"is given one of 1": other,
 	} {
 		conf := config(t)
 		conf.Now = func() time.Time { return time.Unix(1000, 0) }
 		_, s := alone(t, conf, abi.Select)
-		s.history.recordWanted([]sign.Statement{hosttest.Statement(7, code, abi.Select)})
 		testkit.WantError(t, s.verify(c), want)
 	}
 }

@@ -2,31 +2,45 @@ package slothost
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 )
 
-// promoteOnce starts the waiting generation when its place is free, or moves the candidate as
-// far as gates and goal allow. It reports whether it made a transition.
+// promoteOnce begins the build of a wanted generation when its place is free, or moves the
+// candidate as far as gates and goal allow. It reports whether it made a transition.
 func (m *machine) promoteOnce() bool {
-	if w := m.waiting; w != nil && m.expired(w) {
-		m.bar(w.offer.Generation)
-		m.end(w, lifecycle.Rejected, expiredReason)
-		m.waiting = nil
+	if m.activeIsUnwanted() {
+		m.endActive(lifecycle.RolledBack, "not part of the desired state any more")
 		return true
 	}
-	c := m.candidate
-	if c == nil {
-		if m.waiting == nil || m.building != lifecycle.Native {
-			return false
+	var next *offer
+	for _, o := range m.pending() {
+		if o.expired(m.now) {
+			m.endPending(o.Generation, lifecycle.Rejected, expiredReason)
+			return true
 		}
-		m.candidate, m.waiting = m.waiting, nil
-		m.building = m.candidate.offer.Generation
+		if next == nil && o.Module != nil {
+			next = o
+		}
+	}
+	c := m.candidate
+	switch {
+	case c == nil && (next == nil || m.building != lifecycle.Native):
+		return false
+	case c == nil:
+		m.candidate, m.building = &generation{offer: *next}, next.Generation
+		next.Module = nil
 		m.enter(m.candidate, lifecycle.Verifying)
+		return true
+	case next != nil && next.Stable && !c.offer.Stable:
+		// A generation that the fleet runs comes first: without it the slot would stay
+		// native until the newest has been promoted.
+		m.endCandidate(lifecycle.Superseded, "")
 		return true
 	}
 	switch {
-	case m.expired(c):
+	case c.offer.expired(m.now):
 		m.endCandidate(lifecycle.Rejected, expiredReason)
 	case c.phase < lifecycle.Warm:
 		return false
@@ -47,9 +61,15 @@ func (m *machine) promoteOnce() bool {
 // expiredReason is why a generation that was not promoted in time is rejected.
 const expiredReason = "its statement expired before it was promoted"
 
-// expired reports whether an offer has expired. A stable one does not expire.
-func (m *machine) expired(c *generation) bool {
-	return c.offer.until != 0 && m.now >= c.offer.until && !c.offer.Stable
+// activeIsUnwanted reports whether the active generation is not wanted. It is while a newer
+// one is stable: that one will take over, or has failed here, and then the active one is what
+// the host fell back to.
+func (m *machine) activeIsUnwanted() bool {
+	if m.active == nil {
+		return false
+	}
+	g := m.active.offer.Generation
+	return !slices.ContainsFunc(m.wanted, func(o offer) bool { return o.Generation == g || o.Stable && o.Generation > g })
 }
 
 // leaveShadow enters the first step of the canary when the gate allows it.

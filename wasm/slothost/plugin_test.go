@@ -12,40 +12,6 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
-// TestEveryKind checks that one module in Go decides every kind as the native policies do.
-func TestEveryKind(t *testing.T) {
-	code := hosttest.Guest(t)
-	c := config(t)
-	c.Kinds = []abi.Kind{abi.Partition, abi.Refine, abi.Quote, abi.Select, abi.Outlier, abi.Place, abi.Guard}
-	c.Cache = hosttest.Cache(t)
-	s, _ := running(t, c)
-	for _, k := range c.Kinds {
-		apply(t, s, specOf(k, stableOf(signedFor(t, 9, lifecycle.ToActive, code, c.Kinds...))))
-	}
-	for _, k := range c.Kinds {
-		waitFor(t, k.String()+" is active", func() bool {
-			l := statusOf(s, k, 9)
-			if l.Phase == lifecycle.Rejected {
-				t.Fatalf("%s: %s", k, l.Reason)
-			}
-			return l.Phase == lifecycle.Active
-		})
-	}
-	all := hosttest.Policies{Partitioner: s.Partitioner("model"), Refiner: s.Refiner("node"), Quoter: s.Quoter(), Selector: s.Selector(),
-		Detector: s.Detector(), Placer: s.Placer(), Guard: s.Guard("model")}
-	const rounds = 20
-	for r, n := hosttest.NewRandom(5), 0; n < rounds; n++ {
-		for _, k := range c.Kinds {
-			testkit.NoError(t, r.Compare(k, all, hosttest.Every(hosttest.Native{})))
-		}
-	}
-	for _, k := range c.Kinds {
-		if l := statusOf(s, k, 9); l.Calls != rounds || l.Faults != 0 || len(s.Records(k)) == 0 {
-			t.Errorf("%s: %+v", k, l)
-		}
-	}
-}
-
 // TestCallsDoNotAllocate covers native policies, an active module, and a candidate that
 // decides for some requests.
 func TestCallsDoNotAllocate(t *testing.T) {

@@ -1,7 +1,6 @@
 package slothost
 
 import (
-	"path/filepath"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -13,7 +12,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/meter"
@@ -368,25 +366,6 @@ func TestBadDeferredWork(t *testing.T) {
 			choose(t, m, n)
 		}
 		testkit.WaitFor(t, name+" is a fault", func() bool { return log.Count("rests for too long")+log.Count("module failed") == 1 })
-	}
-}
-
-// TestGarbageOfBids checks that a guest in Go that allocates 2 KiB for each bid never runs
-// out of fuel.
-func TestGarbageOfBids(t *testing.T) {
-	const calls = 30_000
-	c := config(t)
-	c.Instances = 1
-	_, s := alone(t, c, abi.Quote)
-	m := compiled(t, s, guesttest.Build(t, filepath.Join("..", "guest", "testdata", "guest")))
-	ask := abi.QuoteArgs{Occupancy: policies.Occupancy{Capacity: 1e6, Held: 10}, Migration: policies.Migration{Request: "r", Length: 2048}}
-	for range calls {
-		if a, ok := askModule(m, &quoteKind, nil, ask); !ok || !a.OK || a.Bid.Load != 10 {
-			t.Fatal(a, ok)
-		}
-	}
-	if st := m.counted(); st.Calls != calls || st.Faults != 0 {
-		t.Errorf("%+v", st)
 	}
 }
 

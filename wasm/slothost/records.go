@@ -1,7 +1,6 @@
 package slothost
 
 import (
-	"encoding/binary"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -108,9 +107,9 @@ func recordNative[Q, A any](r *records, k *kind[Q, A], q Q, a A) {
 	if rec.Result, err = k.EncodeResult(frame, q, a); err != nil {
 		return
 	}
-	at, n := binary.LittleEndian.Uint32(frame[56:]), binary.LittleEndian.Uint32(frame[60:])
-	rec.Output = append(rec.Output, frame[at:at+n]...)
-	clear(frame[at : at+n])
+	out := abi.OutputArea(frame)
+	rec.Output = append(rec.Output, out...)
+	clear(out)
 	rec.Frame = frame
 	r.commit()
 }

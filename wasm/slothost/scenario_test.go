@@ -1,6 +1,7 @@
 package slothost
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -18,7 +19,8 @@ import (
 //
 //	slot bid-select faults=2 …     a new machine, at time 0; ladder=1,10
 //	at 10                          sets the time
-//	offer 5 active [stable]        or warm, shadow, canary=50, canary@group, active@group
+//	offer 5 active [stable]        or warm, shadow, canary=50, canary@group, active@group; it replaces
+//	                               the stable generation, or the one on trial
 //	build 5                        it is built
 //	failed text                    the build in progress fails
 //	seen 5 calls [faults differ worse compared]
@@ -80,7 +82,7 @@ func (p *player) command(name string, words []string) error {
 	case "offer":
 		o := p.offer(g, words)
 		p.do(func() {
-			if err := p.m.accept(o); err != nil {
+			if err := p.fx.offer(p.m, o); err != nil {
 				p.say("refused: %v", err)
 			}
 		})
@@ -104,7 +106,7 @@ func (p *player) command(name string, words []string) error {
 		}
 		p.do(func() { p.fx.built(p.m) })
 	case "withdraw":
-		p.do(func() { p.m.withdraw(g) })
+		p.do(func() { p.fx.withdraw(p.m, g) })
 	case "rollback":
 		p.do(func() { p.m.rollBack(g, text) })
 	default:
@@ -153,13 +155,13 @@ func (p *player) slot(words []string) {
 }
 
 func (p *player) offer(g lifecycle.Generation, words []string) offer {
-	o := offer{Candidate: lifecycle.Candidate{Generation: g}}
+	o := offer{Candidate: lifecycle.Candidate{Generation: g, Module: []byte{}}}
 	for _, w := range words {
 		name, value, _ := strings.Cut(w, "=")
 		goal, scope, _ := strings.Cut(name, "@")
 		switch goal {
 		case "until":
-			o.until = p.seconds(value)
+			o.statement.NotAfter = int64(p.number(value)) - 1
 		case "stable":
 			o.Stable = true
 		default:
@@ -183,6 +185,31 @@ type effects struct {
 	shadow, building lifecycle.Generation
 	cancelled        bool
 	loaded           map[lifecycle.Generation]bool
+}
+
+// offer adds an offer to the desired state as a control plane does: a stable one in the place
+// of the stable one, and one on trial in the place of that, which is stable if it is active.
+func (e *effects) offer(m *machine, o offer) error {
+	var all []offer
+	for _, w := range m.wanted {
+		if m.active.is(w.Generation) {
+			w.Stable, w.Goal = true, lifecycle.ToActive
+		}
+		switch {
+		case w.Generation < o.Generation && w.Stable && !o.Stable:
+			all = []offer{w}
+		case w.Generation > o.Generation && !w.Stable && o.Stable:
+			all = append(all, w)
+		}
+	}
+	all = append(all, o)
+	slices.SortFunc(all, func(a, b offer) int { return cmp.Compare(a.Generation, b.Generation) })
+	return m.want(all)
+}
+
+// withdraw removes a generation from the desired state.
+func (e *effects) withdraw(m *machine, g lifecycle.Generation) {
+	_ = m.want(slices.DeleteFunc(slices.Clone(m.wanted), func(o offer) bool { return o.Generation == g }))
 }
 
 // built ends the build in progress.

@@ -36,8 +36,12 @@ type slot struct {
 	route             route
 	active, candidate *module
 
-	mu        sync.Mutex // guards the fields below; taken after Slots.mu and before routing
+	mu        sync.Mutex // guards the fields below; taken before routing
 	machine   *machine
+	history   history
+	next      *desired // to be put in force once it is written; nil for none
+	unwritten error    // why it could not be written
+	refusal   string   // why the newest spec is refused
 	stopped   bool
 	modules   map[lifecycle.Generation]*module // warm
 	shadow    *module
@@ -51,8 +55,6 @@ type slot struct {
 
 	scopesMu sync.Mutex
 	scopes   map[string]*memory // guarded by scopesMu
-
-	desired // guarded by Slots.mu
 }
 
 func newSlot(s *Slots, k abi.Kind, h history, clock func() policies.Micros) (*slot, error) {
@@ -73,7 +75,7 @@ func newSlot(s *Slots, k abi.Kind, h history, clock func() policies.Micros) (*sl
 		host: s, kind: k, name: slotKind(k), native: c.Native, every: every, clock: clock, start: c.Now(),
 		log: c.Logger.With("kind", k.String()), jobs: make(chan lifecycle.Candidate, 1), machine: machine,
 		own: newRecords(every, perRequest(k), clock), scopes: map[string]*memory{}, modules: map[lifecycle.Generation]*module{},
-		desired: desired{history: h, spec: lifecycle.SlotSpec{Kind: slotKind(k)}, about: map[lifecycle.Generation]*about{}},
+		history: h,
 	}, nil
 }
 
@@ -125,15 +127,6 @@ func (s *slot) run(ctx context.Context) error {
 	s.mu.Unlock()
 	s.closing.Wait()
 	return s.failed
-}
-
-// accept starts the promotion of a module to its goal, or changes the goal of one that is
-// being promoted. The error is why the offer is refused.
-func (s *slot) accept(o offer) (err error) {
-	if s.step(func(m *machine) { err = m.accept(o) }) {
-		return err
-	}
-	return errors.New("the slot has stopped")
 }
 
 // fault reports one call that the module of a generation did not answer.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"runtime/debug"
 	"sync"
@@ -33,8 +34,13 @@ type Slots struct {
 	// in this process leaves processors for calls.
 	building sync.Mutex
 
-	mu      sync.Mutex
-	written string                      // guarded by mu: the content of File
+	// writing is held while File is written, however long that takes: nothing but Run waits
+	// for it.
+	writing sync.Mutex
+	written string // guarded by writing: the content of File
+	failing bool   // guarded by writing: it could not be written
+
+	mu      sync.Mutex                  // taken before that of a slot
 	fetches map[lifecycle.Digest]*fetch // guarded by mu: those in progress
 }
 
@@ -54,6 +60,9 @@ func New(config Config) (*Slots, error) {
 		config.Logger.Error("policy modules disabled", "err", s.err)
 	}
 	s.past = past
+	if b, err := encodeHistory(past); err == nil {
+		s.written = string(b)
+	}
 	start := config.Now()
 	begin := policies.Micros(start.UnixMicro()) // modules read the time of day; it does not go back
 	clock := func() policies.Micros { return begin + policies.Micros(config.Now().Sub(start)/time.Microsecond) }
@@ -89,11 +98,11 @@ func (s *Slots) Run(ctx context.Context) error {
 	for done := false; !done; {
 		select {
 		case <-retry.C:
-			s.retryWrites()
+			s.record()
 		case <-ctx.Done():
 			done = true
 		case <-s.wake:
-			s.reconcile()
+			s.record()
 			s.fetchMissing(ctx, &group)
 			quiet.Reset(quietFor)
 		case <-quiet.C:
@@ -104,15 +113,13 @@ func (s *Slots) Run(ctx context.Context) error {
 		}
 	}
 	group.Wait()
-	s.mu.Lock()
-	s.saveRan() // modules that became active last
-	s.mu.Unlock()
+	s.record() // modules that became active last
 	unwatch()
 	watch.Wait()
 	return errors.Join(errs...)
 }
 
-// changed is called under a slot's lock.
+// changed wakes Run.
 func (s *Slots) changed() {
 	select {
 	case s.wake <- struct{}{}:
@@ -120,78 +127,99 @@ func (s *Slots) changed() {
 	}
 }
 
-// reconcile records what became active, and offers what waited for it.
-func (s *Slots) reconcile() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, kind := range s.config.Kinds {
-		if err := s.slots[kind].reconcile(); err != nil {
-			s.config.Logger.Warn("policy module refused", "kind", kind.String(), "err", err)
-		}
-	}
-	s.saveRan()
-}
-
-// saveRan records the active and previous modules, and saves that. The lock is held.
-func (s *Slots) saveRan() {
-	for _, kind := range s.config.Kinds {
-		s.slots[kind].recordRan()
-	}
-	if err := s.save(); err != nil {
-		s.config.Logger.Error("saving the policy modules that ran failed", "err", err)
-	}
-}
-
-// recordRan records the active and the previous module in the history. The lock of
-// Slots is held.
-func (k *slot) recordRan() {
-	modules := k.state().Modules
-	for _, phase := range []lifecycle.Phase{lifecycle.Previous, lifecycle.Active} {
-		for _, m := range modules {
-			if a := k.about[m.Generation]; m.Phase == phase && a != nil {
-				k.history.recordRan(sign.MarkOf(a.statement))
-			}
-		}
-	}
-}
-
-// save writes the history if it has changed. The lock is held.
-func (s *Slots) save() error {
-	if s.config.File == "" || s.err != nil {
-		return nil
-	}
+// record writes what may run after a restart, and then puts the specs in force that wait for
+// that. A host that crashes therefore knows what was offered to it.
+func (s *Slots) record() {
+	s.writing.Lock()
+	defer s.writing.Unlock()
 	all := map[string]history{}
 	maps.Copy(all, s.past) // includes kinds that the host does not decide now
+	var next [abi.NumKinds]*desired
 	for _, kind := range s.config.Kinds {
-		if h := s.slots[kind].history; h.Mark != (sign.Mark{}) || len(h.RolledBack) > 0 {
+		var h history
+		if h, next[kind] = s.slots[kind].future(); h.Mark != (sign.Mark{}) || len(h.RolledBack) > 0 {
 			all[kind.String()] = h
 		}
 	}
+	err := s.write(all)
+	for _, kind := range s.config.Kinds {
+		if next[kind] != nil {
+			s.slots[kind].apply(next[kind], err)
+		}
+	}
+}
+
+// future returns the history with the modules that ran since, and with what the next spec
+// admits, and that spec; nil if there is none.
+func (s *slot) future() (history, *desired) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.recordRan()
+	if s.next == nil {
+		return s.history.clone(), nil
+	}
+	s.next.history.follow(s.history)
+	return s.next.history.clone(), s.next
+}
+
+// apply puts the next spec in force, unless it could not be written or a newer one has come
+// meanwhile.
+func (s *slot) apply(next *desired, unwritten error) {
+	var refused error
+	s.step(func(m *machine) {
+		if s.unwritten = unwritten; unwritten != nil || s.next != next {
+			return
+		}
+		s.next = nil
+		next.history.follow(s.history)
+		s.history = next.history
+		s.stable.Store(next.stable)
+		refused = m.want(next.offers)
+	})
+	if refused != nil {
+		s.refuse(fmt.Errorf("slot %s: %w", s.kind, refused))
+	}
+}
+
+// recordRan records the previous and the active module in the history. The lock is held.
+func (s *slot) recordRan() {
+	for _, c := range []*generation{s.machine.previous, s.machine.active} {
+		if c != nil {
+			s.history.recordRan(sign.MarkOf(c.offer.statement))
+		}
+	}
+}
+
+// write writes the histories if they have changed, and logs the first failure. The lock of
+// writing is held.
+func (s *Slots) write(all map[string]history) error {
+	if s.config.File == "" || s.err != nil {
+		return nil
+	}
 	b, err := encodeHistory(all)
-	if err != nil || string(b) == s.written {
-		return err
+	if err == nil && string(b) == s.written {
+		return nil
 	}
-	if err := writeHistory(s.config.File, b); err != nil {
-		return err
+	if err == nil {
+		err = writeHistory(s.config.File, b)
 	}
-	s.written = string(b)
-	return nil
+	if err == nil {
+		s.written, s.failing = string(b), false
+		return nil
+	}
+	if at := new(fs.PathError); errors.As(err, &at) { // of a temporary file, another one each time
+		err = fmt.Errorf("%s: %w", s.config.File, at.Err)
+	}
+	if !s.failing {
+		s.failing = true
+		s.config.Logger.Error("saving the admitted policy modules failed, retrying", "error", err)
+	}
+	return err
 }
 
 // Err returns why no slot accepts modules, and what to do about it; nil when they do.
 // The reason is a File that exists and cannot be read.
 func (s *Slots) Err() error { return s.err }
-
-// admit reports an error unless a statement belongs to the desired state. It is
-// checked again before a module is loaded.
-func (s *Slots) admit(k *slot, st sign.Statement) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !k.history.knows(sign.MarkOf(st)) {
-		return fmt.Errorf("%s: generation %d is not part of the desired state", st.Name, st.Generation)
-	}
-	return nil
-}
 
 // Records returns the recorded calls of the active policy of a kind, native or not;
 // nil for a kind that the host has no slot for.

@@ -18,8 +18,8 @@ type trial struct {
 	instance *host.Instance
 	made     int    // calls since it ran deferred work
 	state    []byte // that the last call returned
-	// seen is how many records of each generation were replayed or compared.
-	seen map[lifecycle.Generation]uint64
+	// seen is how many of some records were replayed or compared.
+	seen map[*records]uint64
 }
 
 // renew replaces the instance with a new one.
@@ -40,13 +40,13 @@ func (t *trial) close() error {
 	return i.Close()
 }
 
-// unseen returns the records of a generation that the trial has not returned before.
-func (t *trial) unseen(g lifecycle.Generation, r *records) []host.Record {
+// unseen returns the records that the trial has not returned before.
+func (t *trial) unseen(r *records) []host.Record {
 	if t.seen == nil {
-		t.seen = map[lifecycle.Generation]uint64{}
+		t.seen = map[*records]uint64{}
 	}
-	all, added := r.since(t.seen[g])
-	t.seen[g] = added
+	all, added := r.since(t.seen[r])
+	t.seen[r] = added
 	return all
 }
 
@@ -117,15 +117,15 @@ func (m *module) renewStarved(err error) error {
 // replay replays the calls that the active policy recorded since the last time, and
 // compares the answers. active is nil for the native policy.
 func (m *module) replay(ctx context.Context, active *module) (f lifecycle.Figures, err error) {
-	g, source := lifecycle.Native, m.slot.own
+	source := m.slot.own
 	if active != nil {
-		g, source = active.generation, active.calls
+		source = active.calls
 	}
-	all := m.trial.unseen(g, source)
+	all := m.trial.unseen(source)
 	for n := range all {
 		r := &all[n]
 		if ctx.Err() != nil {
-			m.trial.seen[g] -= uint64(len(all) - n) // the next replay takes the rest
+			m.trial.seen[source] -= uint64(len(all) - n) // the next replay takes the rest
 			return f, nil
 		}
 		if len(r.Frame) < abi.HeaderSize {
@@ -136,10 +136,10 @@ func (m *module) replay(ctx context.Context, active *module) (f lifecycle.Figure
 		case host.CauseOf(err) == host.TooLarge:
 			continue // the native policy answers such calls in use, too
 		case host.Starved(err):
-			m.trial.seen[g] -= uint64(len(all) - n - 1)
+			m.trial.seen[source] -= uint64(len(all) - n - 1)
 			return f, nil
 		case err != nil:
-			m.trial.seen[g] -= uint64(len(all) - n - 1)
+			m.trial.seen[source] -= uint64(len(all) - n - 1)
 			return f, err
 		}
 		f.Calls++
@@ -159,7 +159,7 @@ func (m *module) compare(ctx context.Context, active *module) (f lifecycle.Figur
 	if active != nil {
 		decide = active.again
 	}
-	all := m.trial.unseen(m.generation, m.calls)
+	all := m.trial.unseen(m.calls)
 	for n := range all {
 		r := &all[n]
 		if len(r.Frame) < abi.HeaderSize || r.Cause != 0 {
@@ -170,7 +170,7 @@ func (m *module) compare(ctx context.Context, active *module) (f lifecycle.Figur
 		}
 		var was host.Record
 		if e := decide(r.Frame, &was); host.Starved(e) {
-			m.trial.seen[m.generation] -= uint64(len(all) - n - 1) // the next compare takes the rest
+			m.trial.seen[m.calls] -= uint64(len(all) - n - 1) // the next compare takes the rest
 			return f, err
 		} else if e != nil {
 			f.Compared++
