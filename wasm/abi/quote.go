@@ -11,7 +11,7 @@ import "github.com/cascadeinfer/cascade/policies"
 //	       32 i64  throughput: tokens per second, 0 if unknown
 //	       40 i64  length of the request
 //	       48 text request
-//	       56 u32  cause: 1 growth, 2 outlier, 3 drain, 4 spill, 5 prefill
+//	       56 u32  cause: 1 growth, 2 outlier, 3 drain, 4 spill, 5 prefill, 6 cheaper
 //	       60 u32  bit 0: draining
 //	output  0 i64  load
 //	        8 i64  start: microseconds from now

@@ -156,7 +156,7 @@ func FuzzRead(f *testing.F) {
 
 func kinds(all []Call) (list []abi.Kind) {
 	for _, f := range all {
-		list = append(list, KindOf(f.Frame))
+		list = append(list, abi.KindOf(f.Frame))
 	}
 	return list
 }

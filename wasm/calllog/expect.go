@@ -58,7 +58,7 @@ func Golden(text []byte, module [32]byte) ([]Call, error) {
 func Check(ctx context.Context, i *host.Instance, k abi.Kind, expected []Call) error {
 	var got host.Record
 	for n, f := range expected {
-		if KindOf(f.Frame) != k {
+		if abi.KindOf(f.Frame) != k {
 			continue
 		}
 		if err := ctx.Err(); err != nil {

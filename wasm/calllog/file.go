@@ -3,7 +3,6 @@ package calllog
 import (
 	"bufio"
 	"bytes"
-	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
 	"errors"
@@ -97,7 +96,7 @@ func Read(r io.Reader) ([]Call, error) {
 
 func (l line) read() (Call, error) {
 	f := Call{Frame: l.Frame}
-	k := KindOf(l.Frame)
+	k := abi.KindOf(l.Frame)
 	if k == abi.NumKinds || k == abi.Configure || k.String() != l.Kind {
 		return f, fmt.Errorf("the frame is not of kind %q", l.Kind)
 	}
@@ -157,7 +156,7 @@ func Write(w io.Writer, frames []Call) error {
 		return err
 	}
 	for _, f := range frames {
-		l := line{Kind: KindOf(f.Frame).String(), Frame: f.Frame}
+		l := line{Kind: abi.KindOf(f.Frame).String(), Frame: f.Frame}
 		if a := f.Answer; a != nil {
 			if a.Cause == 0 {
 				l.Result, l.Output = fmt.Sprintf("0x%016x", a.Result), a.Output
@@ -176,12 +175,4 @@ func Write(w io.Writer, frames []Call) error {
 		}
 	}
 	return b.Flush()
-}
-
-// KindOf returns the kind of a frame, abi.NumKinds when it is not a frame.
-func KindOf(frame []byte) abi.Kind {
-	if len(frame) < abi.HeaderSize || binary.LittleEndian.Uint32(frame) != abi.Magic {
-		return abi.NumKinds
-	}
-	return min(abi.NumKinds, abi.Kind(binary.LittleEndian.Uint16(frame[6:])))
 }

@@ -112,10 +112,9 @@ func fail(i *Instance, mod api.Module, stack []uint64) {
 
 // logLimiter bounds the lines that a module logs.
 type logLimiter struct {
-	logger  *slog.Logger
-	second  atomic.Int64
-	lines   atomic.Int64
-	dropped atomic.Uint64
+	logger *slog.Logger
+	second atomic.Int64
+	lines  atomic.Int64
 }
 
 // allow reports whether a line may be logged now. A line close to the turn of a second
@@ -124,9 +123,5 @@ func (l *logLimiter) allow(now time.Time) bool {
 	if s := now.Unix(); l.second.Swap(s) != s {
 		l.lines.Store(0)
 	}
-	if l.lines.Add(1) > LogLines {
-		l.dropped.Add(1)
-		return false
-	}
-	return true
+	return l.lines.Add(1) <= LogLines
 }

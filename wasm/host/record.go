@@ -55,9 +55,7 @@ func Decode[Q, A any](r *Record, k *abi.Codec[Q, A]) (q Q, a A, err error) {
 		return q, a, s
 	}
 	frame := slices.Clone(r.Frame)
-	if at := binary.LittleEndian.Uint32(frame[56:]); uint64(at)+uint64(len(r.Output)) <= uint64(len(frame)) {
-		copy(frame[at:], r.Output)
-	}
+	copy(abi.OutputArea(frame), r.Output)
 	a, err = k.DecodeResult(frame, r.Result, q)
 	return q, a, err
 }
@@ -72,11 +70,8 @@ func (i *Instance) Record(r *Record) { i.record = r }
 // r.Cause. Replay reports Starved only if the thread did not run either; it measures
 // that on Linux, to distinguish slow ticks from a busy machine.
 func (i *Instance) Replay(frame []byte, r *Record) error {
-	k := abi.NumKinds
-	if len(frame) >= abi.HeaderSize && binary.LittleEndian.Uint32(frame) == abi.Magic {
-		k = abi.Kind(binary.LittleEndian.Uint16(frame[6:]))
-	}
-	if k >= abi.NumKinds {
+	k := abi.KindOf(frame)
+	if k == abi.NumKinds {
 		return i.fault(startKind, TooLarge, errors.New("not a frame"))
 	}
 	var err error

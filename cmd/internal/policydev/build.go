@@ -3,8 +3,6 @@ package policydev
 import (
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -14,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/cascadeinfer/cascade/internal/atomicfile"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/guest"
 )
 
@@ -102,9 +101,13 @@ func Build(ctx context.Context, dir, out, compiler string) (BuildResult, error) 
 	if err != nil {
 		return b, err
 	}
-	sum := sha256.Sum256(code)
-	b.Bytes, b.SHA256 = len(code), hex.EncodeToString(sum[:])
-	return b, atomicfile.Write(out, code, 0o666)
+	return b.write(code)
+}
+
+// write writes the module that was built.
+func (b BuildResult) write(code []byte) (BuildResult, error) {
+	b.Bytes, b.SHA256 = len(code), lifecycle.Sum(code).String()
+	return b, atomicfile.Write(b.File, code, 0o666)
 }
 
 // ModulePath returns the default output of Build: for a directory, the file in it with

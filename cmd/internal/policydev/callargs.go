@@ -27,15 +27,7 @@ type callOf[Q, A any] struct {
 	q     Q
 }
 
-func (k callOf[Q, A]) frame(c abi.Call) ([]byte, error) {
-	n, err := k.codec.EncodeCall(nil, c, k.q)
-	if err != abi.ErrShort {
-		return nil, err
-	}
-	b := make([]byte, n)
-	n, err = k.codec.EncodeCall(b, c, k.q)
-	return b[:n], err
-}
+func (k callOf[Q, A]) frame(c abi.Call) ([]byte, error) { return k.codec.Frame(c, k.q) }
 
 func (k callOf[Q, A]) ask(i *host.Instance, c abi.Call) error {
 	_, err := host.Ask(i, k.codec, c, k.q)

@@ -198,7 +198,7 @@ func (t *tester) golden() (string, error) {
 
 // requiresAnswer reports whether a policy must have an answer to a frame.
 func requiresAnswer(frame []byte) bool {
-	if kindOf(frame) != abi.Partition {
+	if abi.KindOf(frame) != abi.Partition {
 		return true
 	}
 	var w policies.Workload
@@ -336,7 +336,7 @@ func (t *tester) replay(frames []Frame) (string, error) {
 func (t *tester) recorded(all []Frame) (string, error) {
 	var frames []Frame
 	for _, f := range all {
-		if t.subject.Module.Decides(kindOf(f.Frame)) {
+		if t.subject.Module.Decides(abi.KindOf(f.Frame)) {
 			frames = append(frames, f)
 		}
 	}

@@ -35,7 +35,7 @@ func goldenVectors(k abi.Kind) (map[string][]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
-		if kindOf(frame) == k {
+		if abi.KindOf(frame) == k {
 			found[strings.TrimSuffix(strings.TrimPrefix(name, "testdata/"), ".hex")] = frame
 		}
 	}

@@ -64,7 +64,7 @@ func Expect(ctx context.Context, s *Subject, recorded []Frame, seed uint64) ([]b
 func expectedCalls(k abi.Kind, recorded []Frame, seed uint64) ([]Frame, error) {
 	var pool []Frame
 	add := func(frame []byte) {
-		if kindOf(frame) == k && !slices.ContainsFunc(pool, func(o Frame) bool { return bytes.Equal(o.Frame, frame) }) {
+		if abi.KindOf(frame) == k && !slices.ContainsFunc(pool, func(o Frame) bool { return bytes.Equal(o.Frame, frame) }) {
 			pool = append(pool, Frame{Frame: frame})
 		}
 	}
@@ -101,7 +101,7 @@ func (t *tester) expected() (string, error) {
 	all, err := calllog.Golden(t.config.Golden, t.subject.Module.SHA256())
 	n := 0
 	for _, f := range all {
-		if kindOf(f.Frame) == t.kind {
+		if abi.KindOf(f.Frame) == t.kind {
 			n++
 		}
 	}

@@ -2,10 +2,9 @@ package policydev
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/opa"
@@ -59,8 +58,7 @@ func Inspect(ctx context.Context, path string) (Inspection, error) {
 	if err != nil {
 		return Inspection{}, err
 	}
-	sum := sha256.Sum256(code)
-	in := Inspection{File: path, SHA256: hex.EncodeToString(sum[:]), Bytes: len(code), MeterVersion: meter.Version, ABI: abi.Name,
+	in := Inspection{File: path, SHA256: lifecycle.Sum(code).String(), Bytes: len(code), MeterVersion: meter.Version, ABI: abi.Name,
 		Kinds: []KindLimit{}, Imports: []string{}, Exports: []string{}}
 	metered, report, err := instrument(code, &in)
 	in.describe(report)

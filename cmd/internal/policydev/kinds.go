@@ -1,9 +1,7 @@
 package policydev
 
 import (
-	"encoding/binary"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -49,20 +47,7 @@ func describeDecision(r *host.Record) string {
 	if r.Kind >= abi.NumKinds || kinds[r.Kind] == nil {
 		return "no decision"
 	}
-	text, err := kinds[r.Kind].describe(r, frameWithOutput(r))
-	if err != nil {
-		return err.Error()
-	}
-	return text
-}
-
-// frameWithOutput returns a record's frame with the output in it.
-func frameWithOutput(r *host.Record) []byte {
-	frame := slices.Clone(r.Frame)
-	if at := binary.LittleEndian.Uint32(frame[56:]); uint64(at)+uint64(len(r.Output)) <= uint64(len(frame)) {
-		copy(frame[at:], r.Output)
-	}
-	return frame
+	return kinds[r.Kind].describe(r)
 }
 
 // kinds is the table of the kinds that decide. Configure has no entry.
@@ -70,8 +55,8 @@ var kinds = [abi.NumKinds]interface {
 	// random returns a call with the given numbers of bids or replicas, and of sequences
 	// on either side.
 	random(r random, several, many int) call
-	// describe describes the answer in a record, whose output is in the frame.
-	describe(r *host.Record, frame []byte) (string, error)
+	// describe describes the answer in a record.
+	describe(r *host.Record) string
 }{
 	abi.Select: &kind[[]policies.Bid, int]{
 		&abi.SelectCodec,
@@ -160,16 +145,12 @@ func (k *kind[Q, A]) random(r random, several, many int) call {
 	return callOf[Q, A]{k.Codec, k.arguments(r, several, many)}
 }
 
-func (k *kind[Q, A]) describe(r *host.Record, frame []byte) (string, error) {
-	q, s := k.DecodeCall(r.Frame)
-	if s != abi.OK {
-		return "", s
-	}
-	a, err := k.DecodeResult(frame, r.Result, q)
+func (k *kind[Q, A]) describe(r *host.Record) string {
+	q, a, err := host.Decode(r, k.Codec)
 	if err != nil {
-		return "", err
+		return err.Error()
 	}
-	return k.text(q, a), nil
+	return k.text(q, a)
 }
 
 // quote makes text from a module safe to print, and leaves plain text alone.

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	wasm "github.com/cascadeinfer/cascade/wasm/slothost"
 )
@@ -69,9 +68,6 @@ type Decider interface {
 
 // Replay implements Decider.
 func (b builtin) Replay(frame []byte, r *host.Record) error { return b.Answer(frame, r) }
-
-// kindOf returns the kind of a frame, abi.NumKinds if it is not a frame.
-func kindOf(frame []byte) abi.Kind { return calllog.KindOf(frame) }
 
 // joinKinds joins the names of kinds.
 func joinKinds(kinds []abi.Kind) string {

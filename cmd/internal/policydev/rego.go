@@ -2,8 +2,6 @@ package policydev
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,7 +9,6 @@ import (
 
 	"github.com/open-policy-agent/opa/v1/version"
 
-	"github.com/cascadeinfer/cascade/internal/atomicfile"
 	"github.com/cascadeinfer/cascade/wasm/rego"
 )
 
@@ -46,7 +43,5 @@ func buildRego(ctx context.Context, paths []string, out string) (BuildResult, er
 	if err != nil {
 		return b, err
 	}
-	sum := sha256.Sum256(code)
-	b.Bytes, b.SHA256 = len(code), hex.EncodeToString(sum[:])
-	return b, atomicfile.Write(out, code, 0o666)
+	return b.write(code)
 }

@@ -54,7 +54,7 @@ func Replay(ctx context.Context, s *Subject, frames []Frame) (ReplayResult, erro
 func (s *Subject) decidesSome(frames []Frame) error {
 	var others []abi.Kind
 	for _, f := range frames {
-		k := kindOf(f.Frame)
+		k := abi.KindOf(f.Frame)
 		if s.Module.Decides(k) {
 			return nil
 		}
@@ -73,7 +73,7 @@ func (s *Subject) decidesSome(frames []Frame) error {
 func ReplayNative(ctx context.Context, name string, frames []Frame) (ReplayResult, error) {
 	var kinds []abi.Kind
 	for _, f := range frames {
-		if k := kindOf(f.Frame); !slices.Contains(kinds, k) {
+		if k := abi.KindOf(f.Frame); !slices.Contains(kinds, k) {
 			kinds = append(kinds, k)
 		}
 	}
@@ -93,7 +93,7 @@ func replayFrames(ctx context.Context, d Decider, frames []Frame, renew func() (
 		}
 		err := d.Replay(f.Frame, &records[n])
 		if records[n].Frame == nil { // the call was not made
-			records[n].Frame, records[n].Kind = f.Frame, kindOf(f.Frame)
+			records[n].Frame, records[n].Kind = f.Frame, abi.KindOf(f.Frame)
 			records[n].Cause = host.CauseOf(err)
 		}
 		if err != nil && host.CauseOf(err).Fatal() {

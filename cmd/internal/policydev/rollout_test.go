@@ -93,7 +93,7 @@ func recorded(t *testing.T) (by [abi.NumKinds][][]byte) {
 	frames, err := calllog.Read(text)
 	testkit.NoError(t, err)
 	for _, one := range frames {
-		k := kindOf(one.Frame)
+		k := abi.KindOf(one.Frame)
 		by[k] = append(by[k], one.Frame)
 	}
 	return by

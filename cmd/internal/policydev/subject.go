@@ -2,7 +2,6 @@ package policydev
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -10,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/cascadeinfer/cascade/internal/atomicfile"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/meter"
@@ -41,10 +41,7 @@ func Open(ctx context.Context, path string, configuration []byte) (*Subject, err
 func (s *Subject) Close() error { return s.Module.Close() }
 
 // SHA256 returns the module's digest in hexadecimal.
-func (s *Subject) SHA256() string {
-	sum := s.Module.SHA256()
-	return hex.EncodeToString(sum[:])
-}
+func (s *Subject) SHA256() string { return lifecycle.Digest(s.Module.SHA256()).String() }
 
 // kinds returns the kinds that the module decides.
 func (s *Subject) kinds() []abi.Kind {

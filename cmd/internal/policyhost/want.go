@@ -22,13 +22,13 @@ func Resources(kinds []abi.Kind) []string {
 // its name, now or ever: the text of a NACK.
 func (h *Host) CheckResource(name string, typed *anypb.Any) error {
 	spec, err := policyslots.DecodeResource(name, typed)
-	if err != nil {
-		if kind, ok := policyslots.KindOf(name); ok && kind.Known() {
-			h.Slots.Refuse(kind, err)
-		}
-		return err
+	if err == nil {
+		return h.Slots.Check(spec)
 	}
-	return h.Slots.Check(spec)
+	if kind, ok := policyslots.KindOf(name); ok {
+		h.Slots.Refuse(kind, err)
+	}
+	return err
 }
 
 // ApplyResource makes an extension config, which has passed CheckResource, the spec of
@@ -38,8 +38,7 @@ func (h *Host) ApplyResource(name string, typed *anypb.Any) error {
 	if err != nil {
 		return err
 	}
-	_ = h.Slots.Apply(spec) // Status reports the error
-	return nil
+	return h.Slots.Apply(spec)
 }
 
 // Apply implements control.Slots: it is CheckResource and ApplyResource for a control
@@ -49,11 +48,7 @@ func (h *Host) Apply(m *api.SlotSpec) error {
 	if err != nil {
 		return err
 	}
-	if err := h.Slots.Check(spec); err != nil {
-		return err
-	}
-	_ = h.Slots.Apply(spec) // Status reports the error
-	return nil
+	return h.Slots.Apply(spec)
 }
 
 // Status returns the state of the slots as messages of a report, which belong to the
