@@ -24,7 +24,6 @@ import (
 // connect to the control plane.
 type BootstrapConfig struct {
 	NodeID       string // unique per Envoy; required
-	NodeCluster  string // group of Envoys; "" means "cascade"
 	Zone         string // the host or zone of the Envoy, for its locality
 	ControlPlane string // IP:port of the control plane, or unix:/PATH; "" means 127.0.0.1:18000
 	// OtherControlPlanes are IP:port of further control planes of the same fleet. Envoy uses
@@ -37,10 +36,12 @@ type BootstrapConfig struct {
 
 // Defaults of BootstrapConfig.
 const (
-	defaultNodeCluster = "cascade"
-	defaultXDS         = "127.0.0.1:18000"
-	defaultAdmin       = "127.0.0.1:0"
+	defaultXDS   = "127.0.0.1:18000"
+	defaultAdmin = "127.0.0.1:0"
 )
+
+// nodeCluster is the cluster that all Envoys name as theirs.
+const nodeCluster = "cascade"
 
 // XDSCluster is the bootstrap's cluster of the control plane.
 const XDSCluster = "cascade-xds"
@@ -59,7 +60,6 @@ func bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 	if c.NodeID == "" {
 		return nil, fmt.Errorf("node id: give every Envoy a unique one")
 	}
-	c.NodeCluster = cmp.Or(c.NodeCluster, defaultNodeCluster)
 	admin, err := adminAddress(cmp.Or(c.Admin, defaultAdmin))
 	if err != nil {
 		return nil, err
@@ -79,7 +79,7 @@ func bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 	fromADS.InitialFetchTimeout = durationpb.New(0)
 	return &bootstrapv3.Bootstrap{
 		Node: &corev3.Node{
-			Id: c.NodeID, Cluster: c.NodeCluster,
+			Id: c.NodeID, Cluster: nodeCluster,
 			Locality: &corev3.Locality{Region: Region, Zone: c.Zone},
 		},
 		Admin: &bootstrapv3.Admin{Address: admin},

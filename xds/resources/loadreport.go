@@ -10,15 +10,15 @@ import (
 // Proxies report them to the control plane and remove them from the response.
 var loadMetrics = []string{"endpoint-load-metrics", "endpoint-load-metrics-bin", "endpoint-load-metrics-json"}
 
-// shareMetric is the reported metric: the share of its KV cache that an endpoint uses,
+// ShareMetric is the reported metric: the share of its KV cache that an endpoint uses,
 // under vLLM's name. It is part of a cluster, which is never edited, so another metric
 // would need clusters of another name.
-const shareMetric = "named_metrics.kv_cache_usage_perc"
+const ShareMetric = "named_metrics.kv_cache_usage_perc"
 
 // reportLoad enables load reporting for a cluster: Envoys report the endpoints' metrics,
 // and gRPC clients report at all. Envoys also need LoadStatsConfig in the bootstrap.
 func reportLoad(c *clusterv3.Cluster) *clusterv3.Cluster {
-	c.LrsReportEndpointMetrics = []string{shareMetric}
+	c.LrsReportEndpointMetrics = []string{ShareMetric}
 	c.LrsServer = &corev3.ConfigSource{
 		ResourceApiVersion:    corev3.ApiVersion_V3,
 		ConfigSourceSpecifier: &corev3.ConfigSource_Self{Self: &corev3.SelfConfigSource{}},

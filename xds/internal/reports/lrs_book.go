@@ -325,16 +325,3 @@ func (b *Book) Problems(now time.Time) map[string][]loadreport.Problem {
 	}
 	return out
 }
-
-// Reporting returns the ids of the nodes whose last report still counts.
-func (b *Book) Reporting(now time.Time) map[string]bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	out := make(map[string]bool)
-	for _, d := range b.byID {
-		if b.counts(now, d) {
-			out[d.node] = true
-		}
-	}
-	return out
-}

@@ -81,8 +81,8 @@ func TestActive(t *testing.T) {
 	if _, known := b.Active(at(16), stage0, []string{"x"}); known {
 		t.Error("an address that is none is known")
 	}
-	if r := b.Reporting(at(16)); len(r) != 1 || !r["e1"] {
-		t.Errorf("%v report", r)
+	if len(b.nodes) != 1 || b.nodes["e1"] == nil {
+		t.Errorf("%v report", b.nodes)
 	}
 }
 

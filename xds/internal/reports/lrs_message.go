@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/cascadeinfer/cascade/xds/loadreport"
+	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // Bounds of one message. A proxy reports an endpoint only while it has requests for
@@ -229,7 +230,7 @@ func clusterOf(m *endpointv3.ClusterStats) cluster {
 			out.succeeded, out.failed = min(e.GetTotalSuccessfulRequests(), maxCount), min(e.GetTotalErrorRequests(), maxCount)
 			left -= out.active
 			for _, metric := range e.GetLoadMetricStats() {
-				if metric.GetMetricName() == ShareMetric {
+				if metric.GetMetricName() == resources.ShareMetric {
 					out.answers, out.share = share(metric)
 				}
 			}
@@ -239,10 +240,6 @@ func clusterOf(m *endpointv3.ClusterStats) cluster {
 	}
 	return c
 }
-
-// ShareMetric is the metric, named as in vLLM, under which proxies report the share of
-// the KV cache in use from an endpoint's responses.
-const ShareMetric = "named_metrics.kv_cache_usage_perc"
 
 // share returns the number of responses with a share and the sum of the shares, each
 // bounded to 0 to 1.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
+	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // fatNode returns a node message as large as an Envoy's.
@@ -99,10 +100,10 @@ func TestMessage(t *testing.T) {
 	full.TotalSuccessfulRequests, full.TotalErrorRequests, full.TotalIssuedRequests = 5, 2, 9
 	full.LoadMetricStats = []*endpointv3.EndpointLoadMetricStats{
 		{MetricName: "cpu_utilization", NumRequestsFinishedWithMetric: 5, TotalMetricValue: 50},
-		{MetricName: ShareMetric, NumRequestsFinishedWithMetric: 4, TotalMetricValue: 1.5},
+		{MetricName: resources.ShareMetric, NumRequestsFinishedWithMetric: 4, TotalMetricValue: 1.5},
 	}
 	lies := on(1001, math.MaxUint64)
-	lies.LoadMetricStats = []*endpointv3.EndpointLoadMetricStats{{MetricName: ShareMetric, NumRequestsFinishedWithMetric: 2, TotalMetricValue: math.Inf(1)}}
+	lies.LoadMetricStats = []*endpointv3.EndpointLoadMetricStats{{MetricName: resources.ShareMetric, NumRequestsFinishedWithMetric: 2, TotalMetricValue: math.Inf(1)}}
 	noPort := on(0, 3)
 	byLocality := stats("cascade/m/s1/rr")
 	byLocality.UpstreamLocalityStats[0].TotalRequestsInProgress = 4

@@ -37,7 +37,6 @@ func TestRefuses(t *testing.T) {
 		"no host":                      {attach.Config{Control: []string{":18000"}}, ":18000"},
 		"second bad":                   {attach.Config{Control: []string{here[0], "x:y"}}, "x:y"},
 		"short fetch":                  {attach.Config{Control: here, FetchTimeout: time.Millisecond}, "1ms"},
-		"short cluster":                {attach.Config{Control: here, ClusterTimeout: time.Second}, "must be longer than the first"},
 		"fallback to internal cluster": {attach.Config{Control: here, Fallback: attach.InternalCluster}, "fallback"},
 		"fallback to xDS":              {attach.Config{Control: here, Fallback: resources.XDSCluster}, "fallback"},
 		"cluster is the internal one":  {attach.Config{Control: here, Cluster: attach.InternalCluster}, attach.InternalCluster},

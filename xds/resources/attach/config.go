@@ -38,9 +38,6 @@ type Config struct {
 	// FetchTimeout bounds Envoy's wait for the route table when it starts, and
 	// for anything that it asks for later. 0 means 2 s.
 	FetchTimeout time.Duration
-	// ClusterTimeout bounds a request's wait for a cluster that Envoy has not
-	// requested before. It must exceed FetchTimeout; 0 means FetchTimeout plus 1 s.
-	ClusterTimeout time.Duration
 	// EstimatorFilter adds the place for an estimator that runs inside the proxy and comes
 	// from Cascade by ECDS. Without it requests are routed by content-length, or
 	// by the headers that a filter of the owner's sets.
@@ -60,7 +57,9 @@ type Config struct {
 }
 
 const (
-	defaultFetchTimeout  = 2 * time.Second
+	defaultFetchTimeout = 2 * time.Second
+	// clusterTimeoutMargin is by how much a request's wait for a cluster that Envoy has not requested before exceeds
+	// FetchTimeout.
 	clusterTimeoutMargin = time.Second
 	minTimeout           = 10 * time.Millisecond
 )
@@ -86,9 +85,6 @@ func (c Config) complete() Config {
 	if c.FetchTimeout == 0 {
 		c.FetchTimeout = defaultFetchTimeout
 	}
-	if c.ClusterTimeout == 0 {
-		c.ClusterTimeout = c.FetchTimeout + clusterTimeoutMargin
-	}
 	if c.Listener == "" {
 		c.Listener = resources.ListenerName
 	}
@@ -105,8 +101,8 @@ func (c Config) validate() error {
 			return fmt.Errorf("control: %w", err)
 		}
 	}
-	if c.FetchTimeout < minTimeout || c.ClusterTimeout <= c.FetchTimeout {
-		return fmt.Errorf("fetch timeout %v and cluster timeout %v: the first must be at least %v, and the second must be longer than the first", c.FetchTimeout, c.ClusterTimeout, minTimeout)
+	if c.FetchTimeout < minTimeout {
+		return fmt.Errorf("fetch timeout %v: must be at least %v", c.FetchTimeout, minTimeout)
 	}
 	names := []string{c.Cluster, InternalCluster, fallbackCluster}
 	if slices.Contains(names, c.Fallback) || c.Cluster == InternalCluster || c.Cluster == fallbackCluster {

@@ -77,7 +77,7 @@ func WholeListener(c Config) (*EnvoyConfig, error) {
 func (c Config) connectionManager() *hcmv3.HttpConnectionManager {
 	source := resources.SplitConfigSource(c.Cluster, c.FetchTimeout)
 	onDemand := resources.Wrap(&ondemandv3.OnDemand{Odcds: &ondemandv3.OnDemandCds{
-		Source: source, Timeout: durationpb.New(c.ClusterTimeout),
+		Source: source, Timeout: durationpb.New(c.FetchTimeout + clusterTimeoutMargin),
 	}})
 	m := &hcmv3.HttpConnectionManager{
 		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{ConfigSource: source, RouteConfigName: c.routeTable()}},
