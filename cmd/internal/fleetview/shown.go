@@ -31,7 +31,8 @@ type Shown struct {
 	Planner        string          `json:"planner,omitempty"`
 	Rate           float64         `json:"rate"` // requests per second
 	Context        policies.Tokens `json:"context"`
-	// Desired is how many replicas the control plane recommends; 0: it does not know yet.
+	// Desired is how many replicas the control plane recommends; 0: it does not know yet. Present is how many there are:
+	// of those that it would count, once it knows.
 	Desired    int         `json:"desired_replicas,omitempty"`
 	Present    int         `json:"present_replicas"`
 	Stages     []Stage     `json:"stages"`
@@ -147,9 +148,6 @@ func Show(m Model) Shown {
 func (s *Shown) addModel(m Model, model control.Model) {
 	s.Model, s.Planner = Clean(model.Name), Clean(model.Planner)
 	s.Epoch, s.Rate, s.Context = model.Epoch, model.Rate, model.Context
-	if sc := model.Scaling; sc != nil {
-		s.Desired = sc.Desired
-	}
 	most := policies.Tokens(1)
 	for _, st := range model.Stages {
 		for _, r := range st.Replicas {
@@ -177,6 +175,9 @@ func (s *Shown) addModel(m Model, model control.Model) {
 		all = append(all, replicaOf(r, cmp.Or(Clean(r.Role), "-"), most))
 	}
 	s.Present = len(all)
+	if sc := model.Scaling; sc != nil { // it does not count those that are drained
+		s.Desired, s.Present = sc.Desired, sc.Present
+	}
 	for _, r := range all {
 		if m.matches(r.ID, r.Stage, r.Host, r.Health, r.Reason) {
 			s.Replicas = append(s.Replicas, r)

@@ -396,6 +396,19 @@ func TestAwayAndBack(t *testing.T) {
 	}
 }
 
+// TestPresent: the replicas that are wanted stand beside those that count for that, without drained ones.
+func TestPresent(t *testing.T) {
+	a := fleet(8)
+	a.Status.Models[0].Scaling.Present = 7
+	if s := Show(update(New(t.Context(), Config{}), a)); s.Present != 7 || s.Desired != 9 || len(s.Replicas) != 8 {
+		t.Errorf("%d of %d, %d shown", s.Present, s.Desired, len(s.Replicas))
+	}
+	a.Status.Models[0].Scaling = nil
+	if s := Show(update(New(t.Context(), Config{}), a)); s.Present != 8 || s.Desired != 0 {
+		t.Errorf("before it is known: %d of %d", s.Present, s.Desired)
+	}
+}
+
 // TestTones: the verdict and what needs attention stand out also by words, and by styles.
 func TestTones(t *testing.T) {
 	m := update(New(t.Context(), Config{}), fleet(8).fault(true))
