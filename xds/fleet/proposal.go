@@ -127,7 +127,7 @@ func (s *State) orderedChanges() (changes []fleetstate.Change) {
 func (s *State) propose(now time.Time, changes []fleetstate.Change) *Proposal {
 	o := s.object
 	o.Epoch, o.Plans = s.epoch, nil
-	o.Drained, o.Pins, o.Holds = s.drainedToStore(now), s.pinsToStore(), s.holdsToStore()
+	o.Drained, o.Pins, o.Holds = s.drainedToStore(now), s.pinsToStore(), s.holdsToStore(now)
 	if s.orderedSlots != nil {
 		o.Slots = *s.orderedSlots
 	}
@@ -182,10 +182,18 @@ func (s *State) pinsToStore() []store.Pin {
 	return pins
 }
 
-// holdsToStore lists the planners' hold-offs.
-func (s *State) holdsToStore() (holds []store.Hold) {
+// holdsToStore lists the planners' hold-offs. A control plane that follows changes none but by an order: its clock may
+// differ from the leader's.
+func (s *State) holdsToStore(now time.Time) (holds []store.Hold) {
+	leads := s.leads(now)
 	for _, m := range s.models {
-		if until, length, ok := m.planner.Hold(); ok {
+		if !leads && (m.planOrder == nil || !m.planOrder.HoldOff) {
+			for _, h := range s.object.Holds {
+				if h.Model == m.Name {
+					holds = append(holds, h)
+				}
+			}
+		} else if until, length, ok := m.planner.Hold(); ok {
 			holds = append(holds, store.Hold{
 				Model: m.Name, For: duration(length),
 				Until: s.started.Add(duration(until)).UTC().Round(time.Second),

@@ -1,12 +1,14 @@
 package fleet
 
 import (
+	"reflect"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -84,5 +86,24 @@ func TestHoldOfOtherClock(t *testing.T) {
 		if got := duration(until - s.micros(now)); !ok || got != want || duration(length) != time.Minute {
 			t.Errorf("stored for another %v: held for %v of %v, want %v", stored, got, duration(length), want)
 		}
+	}
+}
+
+// TestFollowerKeepsHold checks that a control plane which follows stores hold-offs as they are, whatever its clock shows.
+func TestFollowerKeepsHold(t *testing.T) {
+	rules := testRules(PolicyDefault)
+	rules.Name, rules.Shared = "b", true
+	s := testkit.Must(NewState(rules))
+	plan := policies.OneStagePlan("m", []policies.ReplicaID{"r0", "r1"})
+	plan.Epoch = 1
+	o := store.Object{
+		Epoch: 1, Plans: []policies.Plan{plan}, Lease: store.Lease{Holder: "a", Expires: start},
+		Holds: []store.Hold{{Model: "m", Until: start.Add(24 * time.Hour), For: time.Minute}},
+	}
+	settleState(s, start, Stored{o})
+	settleState(s, start, Replicas{[]policies.Replica{testReplica("r0"), testReplica("r1")}})
+	e := s.Step(start.Add(time.Second), Ordered{Order: fleetstate.Drain{Replica: "r0"}})
+	if e.Propose == nil || !reflect.DeepEqual(e.Propose.Object.Holds, o.Holds) {
+		t.Errorf("proposal %+v, want the holds %+v", e.Propose, o.Holds)
 	}
 }
