@@ -189,8 +189,8 @@ func decisionsOf(all []Decision) []console.Decision {
 			Time: d.Time, Epoch: d.Epoch, Decision: cmp.Or(d.Decision, "changed"), Reason: d.Reason, By: d.By, Times: d.Times,
 			Gain: rounded(d.Gain), Predicted: rounded(d.Predicted), Observed: rounded(d.Observed),
 		}
-		if d.Until != nil {
-			entry.Time = *d.Until
+		if !d.Until.IsZero() {
+			entry.Time = d.Until
 		}
 		for _, st := range d.Stages {
 			entry.Stages = append(entry.Stages, console.Stage{Name: st.Name, Low: st.Low, High: st.High, Replicas: len(st.Replicas)})

@@ -268,7 +268,7 @@ func TestConsoleShowsLess(t *testing.T) {
 // TestConsoleDecisions checks the latest decisions.
 func TestConsoleDecisions(t *testing.T) {
 	until := time.Unix(9, 0)
-	all := []Decision{{Epoch: 1, Decision: "adopted", Gain: 0.123456}, {Epoch: 1, Decision: "kept", Times: 3, Until: &until, Stages: stagesOf(plantest.Parse("a b | c").Stages)}}
+	all := []Decision{{Epoch: 1, Decision: "adopted", Gain: 0.123456}, {Epoch: 1, Decision: "kept", Times: 3, Until: until, Stages: stagesOf(plantest.Parse("a b | c").Stages)}}
 	d := decisionsOf(all)
 	if len(d) != 2 || d[0].Decision != "kept" || !d[0].Time.Equal(until) || d[0].Stages[0].Replicas != 2 || d[1].Gain != 0.1235 {
 		t.Errorf("decisions %+v", d)

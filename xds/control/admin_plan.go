@@ -46,9 +46,9 @@ type Decision struct {
 	Predicted float64 `json:"predicted_seconds,omitempty"`
 	Observed  float64 `json:"observed_seconds,omitempty"`
 	// Times is how often in a row it was decided, the last time at Until.
-	Times  int        `json:"times,omitempty"`
-	Until  *time.Time `json:"until,omitempty"`
-	Stages []Stage    `json:"stages,omitempty"` // ranges and replica ids; absent where none changed, or none are known
+	Times  int       `json:"times,omitempty"`
+	Until  time.Time `json:"until,omitzero"`
+	Stages []Stage   `json:"stages,omitempty"` // ranges and replica ids; absent where none changed, or none are known
 }
 
 // FormerPlan is a plan that was in force.
@@ -87,6 +87,13 @@ func plannerOf(p fleet.Leadership, now time.Time) Planner {
 	return out
 }
 
+func decisionOf(c fleetstate.Change) Decision {
+	return Decision{
+		Time: c.Time, Model: c.Model, Epoch: c.Epoch, Decision: c.Decision, Reason: c.Reason, By: c.By,
+		Gain: c.Gain, Predicted: c.Predicted, Observed: c.Observed, Times: c.Times, Until: c.Until, Stages: stagesOf(c.Stages),
+	}
+}
+
 func formerPlanOf(p store.FormerPlan) FormerPlan {
 	out := FormerPlan{Model: p.Model, Epoch: p.Epoch, Cuts: p.Cuts, Counts: p.Counts}
 	if out.Cuts == nil {
@@ -112,17 +119,9 @@ func (c *Control) PlanHistory(model string) PlanHistory {
 	}
 	out.Epoch = s.Epoch
 	for _, h := range s.History {
-		if model != "" && h.Model != model {
-			continue
+		if model == "" || h.Model == model {
+			out.Decisions = append(out.Decisions, decisionOf(h))
 		}
-		d := Decision{
-			Time: h.Time, Model: h.Model, Epoch: h.Epoch, Decision: h.Decision, Reason: h.Reason, By: h.By,
-			Gain: h.Gain, Predicted: h.Predicted, Observed: h.Observed, Times: h.Times, Stages: stagesOf(h.Stages),
-		}
-		if !h.Until.IsZero() {
-			d.Until = &h.Until
-		}
-		out.Decisions = append(out.Decisions, d)
 	}
 	for _, p := range s.FormerPlans {
 		if model == "" || p.Model == model {

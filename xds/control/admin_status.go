@@ -180,15 +180,8 @@ type EngineLoad struct {
 // Transport is a transport by which a replica may pull KV blocks.
 type Transport = loadreport.Route
 
-// Change is one entry of the plan history.
-type Change struct {
-	Time   time.Time      `json:"time"`
-	Model  string         `json:"model"`
-	Epoch  policies.Epoch `json:"epoch"`
-	Reason string         `json:"reason"`
-	Gain   float64        `json:"gain,omitempty"` // predicted, as a share of the previous cost
-	Stages []Stage        `json:"stages"`         // with ranges and replica ids only
-}
+// Change is one entry of the plan history: a Decision that changed a plan.
+type Change = Decision
 
 // Group is one group of proxies of a Status, Node one proxy or gRPC client, Refusal one refused plan.
 type (
@@ -219,12 +212,9 @@ func statusOf(s *fleet.Snapshot, p publish.Status, policy string, now time.Time)
 		out.Models = append(out.Models, modelOf(m, now))
 	}
 	for _, c := range s.History {
-		if !c.Replaces() {
-			continue // in GET /plan/history only
+		if c.Replaces() { // the others are in GET /plan/history only
+			out.History = append(out.History, decisionOf(c))
 		}
-		out.History = append(out.History, Change{
-			Time: c.Time, Model: c.Model, Epoch: c.Epoch, Reason: c.Reason, Gain: c.Gain, Stages: stagesOf(c.Stages),
-		})
 	}
 	return out
 }

@@ -37,7 +37,7 @@ func WriteHistory(w io.Writer, p control.PlanHistory) error {
 	for _, d := range p.Decisions {
 		when := d.Time.Local().Format(time.DateTime)
 		why := d.Reason + formatStages(d.Stages)
-		if d.Until != nil && d.Times > 1 {
+		if !d.Until.IsZero() && d.Times > 1 {
 			why += fmt.Sprintf("; %d times until %s", d.Times, d.Until.Local().Format(time.TimeOnly))
 		}
 		t.Rows = append(t.Rows, []string{
