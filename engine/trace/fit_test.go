@@ -151,7 +151,7 @@ func readSessions(t *testing.T) []Request {
 			out = append(out, Request{At: at - windowStart, Input: r.Input, Output: r.Output, Prefix: prefixOf(s.ID, r)})
 		}
 	}
-	byArrival(out)
+	slices.SortStableFunc(out, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
 	return out
 }
 

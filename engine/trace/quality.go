@@ -113,16 +113,12 @@ func dispersion(t []Request, window time.Duration) float64 {
 // repeated is the share of prompt tokens in blocks that lead an earlier
 // prompt: what an unbounded prefix cache would save.
 func repeated(t []Request) float64 {
-	seen := make(map[uint64]int)
-	var hits, all float64
-	for i, r := range t {
-		hits += math.Min(float64(sharedBlocks(seen, r.Prefix)*BlockTokens), float64(r.Input))
-		all += float64(r.Input)
-		for _, id := range r.Prefix {
-			seen[id] = i
-		}
+	var cache IdealCache
+	for _, r := range t {
+		cache.Add(r)
 	}
-	return hits / all
+	rate, _ := cache.HitRate()
+	return rate
 }
 
 // String prints the comparison as an aligned text table.

@@ -3,8 +3,8 @@ package trace
 import (
 	"errors"
 	"fmt"
+	"io"
 	"math"
-	"math/rand/v2"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -58,62 +58,28 @@ func (s Shape) validate() error {
 	return nil
 }
 
-// Apply returns the shaped trace and leaves its argument alone (prefixes are
+// Apply is Stream for a trace in memory, which it leaves alone (prefixes are
 // shared). The error is ErrNoRate, ErrEmpty when nothing is left, or names a
 // bad field.
 func (s Shape) Apply(requests []Request) ([]Request, error) {
-	if err := s.validate(); err != nil {
+	from, err := s.Stream(func() (Source, error) {
+		next := 0
+		return sourceFunc(func() (Request, error) {
+			if next == len(requests) {
+				return Request{}, io.EOF
+			}
+			next++
+			return requests[next-1], nil
+		}), nil
+	})
+	if err != nil {
 		return nil, err
 	}
-	rng := rand.New(rand.NewPCG(s.Seed, 0x5ba9e))
-	hasTimes := timed(requests)
-	kept := make([]Request, 0, len(requests))
-	for _, r := range requests {
-		if s.MaxInput > 0 && r.Input > s.MaxInput || s.MaxLength > 0 && r.Input+r.Output > s.MaxLength {
-			continue
-		}
-		if hasTimes && s.cuts(r.At) {
-			continue
-		}
-		if hasTimes && s.Spread > 0 {
-			r.At += time.Duration(rng.Int64N(int64(s.Spread)))
-		}
-		kept = append(kept, r)
+	shaped, err := Collect(from)
+	if err == nil && len(shaped) == 0 {
+		err = fmt.Errorf("shape the trace: %w", ErrEmpty)
 	}
-	if hasTimes {
-		byArrival(kept)
-	}
-	if s.Limit > 0 && len(kept) > s.Limit {
-		kept = kept[:s.Limit]
-	}
-	if len(kept) == 0 {
-		return nil, fmt.Errorf("shape the trace: %w", ErrEmpty)
-	}
-	if !hasTimes {
-		if s.Rate <= 0 {
-			return nil, ErrNoRate
-		}
-		poisson(kept, s.Rate, rng)
-		return kept, nil
-	}
-	rescale(kept, s.factor(kept))
-	return kept, nil
-}
-
-// cuts reports whether a request that arrives at a time is outside of the slice.
-func (s Shape) cuts(at time.Duration) bool {
-	return at < s.From || s.Until > 0 && at > s.Until
-}
-
-// factor is what arrival times are multiplied by.
-func (s Shape) factor(requests []Request) float64 {
-	switch {
-	case s.Speed > 0:
-		return 1 / s.Speed
-	case s.Rate > 0 && Rate(requests) > 0:
-		return Rate(requests) / s.Rate
-	}
-	return 1
+	return shaped, err
 }
 
 // Rate is the trace's mean arrival rate in requests/s, by its gaps; 0 for a
@@ -127,26 +93,4 @@ func Rate(requests []Request) float64 {
 		return 0
 	}
 	return float64(len(requests)-1) / span
-}
-
-// rescale moves the first arrival to 0 and multiplies the rest by f.
-func rescale(requests []Request, f float64) {
-	origin := requests[0].At
-	for i := range requests {
-		requests[i].At = scaled(requests[i].At-origin, f)
-	}
-}
-
-// scaled returns d × f, rounded.
-func scaled(d time.Duration, f float64) time.Duration {
-	return time.Duration(math.Round(float64(d) * f))
-}
-
-// poisson gives the requests exponential gaps of mean 1/rate.
-func poisson(requests []Request, rate float64, rng *rand.Rand) {
-	at := 0.0
-	for i := range requests {
-		requests[i].At = time.Duration(at * float64(time.Second))
-		at += rng.ExpFloat64() / rate
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"math/rand/v2"
 	"time"
 
@@ -98,8 +99,8 @@ type sourceFunc func() (Request, error)
 
 func (f sourceFunc) Next() (Request, error) { return f() }
 
-// Stream shapes a trace as Apply does, while it is read: its memory grows with Spread only. open
-// starts to read the trace; it is called twice if Rate is to be changed, first to measure the rate.
+// Stream returns the shaped trace while it is read: its memory grows with Spread only. Next returns ErrNoRate for a
+// trace without times if there is no Rate. open starts to read the trace; it is called twice if Rate is to be changed, first to measure the rate.
 // The source must yield requests in the order of arrival, as Reader does.
 func (s Shape) Stream(open func() (Source, error)) (Source, error) {
 	if err := s.validate(); err != nil {
@@ -196,7 +197,7 @@ func (s *stream) Next() (Request, error) {
 		s.poisson += s.rng.ExpFloat64() / s.shape.Rate
 		return r, nil
 	}
-	r.At = scaled(r.At-s.origin, s.factor)
+	r.At = time.Duration(math.Round(float64(r.At-s.origin) * s.factor))
 	return r, nil
 }
 
@@ -221,7 +222,7 @@ func (s *stream) fill() error {
 		s.push(r)
 		return nil
 	}
-	if c.cuts(r.At) {
+	if r.At < c.From || c.Until > 0 && r.At > c.Until {
 		return nil
 	}
 	s.latest = r.At

@@ -1,18 +1,14 @@
 package trace
 
 import (
-	"bytes"
 	"errors"
 	"io"
-	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/policies"
 )
 
 func readAll(t *testing.T, from Source) []Request {
@@ -28,47 +24,6 @@ func readAll(t *testing.T, from Source) []Request {
 		}
 		testkit.NoError(t, err)
 		all = append(all, r)
-	}
-}
-
-// TestStreamShapesAsApply shapes random traces both ways.
-func TestStreamShapesAsApply(t *testing.T) {
-	for seed := range uint64(300) {
-		rng := rand.New(rand.NewPCG(seed, 3))
-		requests := make([]Request, 1+rng.IntN(60))
-		at := time.Duration(0)
-		for i := range requests {
-			requests[i] = Request{At: at, Input: policies.Tokens(1 + rng.IntN(100)), Output: policies.Tokens(1 + rng.IntN(50))}
-			if rng.IntN(3) > 0 {
-				at += time.Duration(rng.IntN(2000)) * time.Millisecond
-			}
-			if seed%5 == 0 {
-				requests[i].At = NoArrival
-			}
-		}
-		shape := Shape{Seed: seed, Limit: rng.IntN(2) * (1 + rng.IntN(50)), MaxLength: policies.Tokens(rng.IntN(2) * (30 + rng.IntN(100)))}
-		switch seed % 3 {
-		case 0:
-			shape.Rate = 1 + rng.Float64()
-		case 1:
-			shape.Speed = 1 + rng.Float64()
-		}
-		shape.From = time.Duration(rng.IntN(2)*rng.IntN(20)) * time.Second
-		shape.Spread, shape.Until = time.Duration(rng.IntN(2)*rng.IntN(5000))*time.Millisecond, time.Duration(rng.IntN(2)*rng.IntN(40))*time.Second
-		var text bytes.Buffer
-		testkit.NoError(t, Write(&text, requests))
-		want, wantErr := shape.Apply(requests)
-		from, err := shape.Stream(func() (Source, error) { return NewReader(bytes.NewReader(text.Bytes()), "t") })
-		testkit.NoError(t, err)
-		if errors.Is(wantErr, ErrNoRate) {
-			if _, err := from.Next(); !errors.Is(err, ErrNoRate) && !errors.Is(err, io.EOF) {
-				t.Fatalf("seed %d: %v, want %v", seed, err, wantErr)
-			}
-			continue
-		}
-		if got := readAll(t, from); !slices.EqualFunc(got, want, func(a, b Request) bool { return reflect.DeepEqual(a, b) }) {
-			t.Fatalf("seed %d, %+v:\n got %v\nwant %v", seed, shape, got, want)
-		}
 	}
 }
 

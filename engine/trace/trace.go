@@ -9,8 +9,6 @@
 package trace
 
 import (
-	"cmp"
-	"slices"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -49,9 +47,4 @@ func blocks(input policies.Tokens) int {
 // timed reports whether the trace has arrival times.
 func timed(requests []Request) bool {
 	return len(requests) > 0 && requests[0].At >= 0
-}
-
-// byArrival sorts requests by arrival and leaves equal ones in their order.
-func byArrival(requests []Request) {
-	slices.SortStableFunc(requests, func(a, b Request) int { return cmp.Compare(a.At, b.At) })
 }
