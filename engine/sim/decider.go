@@ -114,7 +114,7 @@ func (d *decider) copies(at, holder int, cached []policies.Tokens) (policies.Tok
 	}
 	profile := &d.c.sim.cfg.Profile
 	share := float64(max(1, from.sending+1, to.receiving+1))
-	decision := place.PullRule{}.Decide(place.PullOffer{
+	decision := place.DecidePull(place.PullOffer{
 		Own: cached[at], Held: cached[holder], TokenBytes: profile.KVBytesPerToken,
 		Rate: links.Rate(profile.LinkRate / share), Cost: profile.Cost(),
 	})

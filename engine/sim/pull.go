@@ -47,7 +47,7 @@ func (c *cascade) pullPrefix(q *request, at int) bool {
 	profile := &c.sim.cfg.Profile
 	decide := func(held policies.Tokens) place.PullDecision {
 		share := max(1, from.sending+1, to.receiving+1)
-		return place.PullRule{}.Decide(place.PullOffer{
+		return place.DecidePull(place.PullOffer{
 			Own: to.cachedTokens(q.Request), Held: held, TokenBytes: profile.KVBytesPerToken, Rate: links.Rate(profile.LinkRate / float64(share)), Cost: profile.Cost(),
 		})
 	}

@@ -169,7 +169,7 @@ func (srv *Server) pullPrefix(ctx context.Context, lr *legRequest, leg *localLeg
 		return // there is no way
 	}
 	link := c.Link(holder.Replica)
-	d := place.PullRule{}.Decide(place.PullOffer{Own: known.cached, Held: held, TokenBytes: c.TokenBytes, Rate: link.Rate, Latency: link.Latency, Cost: srv.cfg.Cost})
+	d := place.DecidePull(place.PullOffer{Own: known.cached, Held: held, TokenBytes: c.TokenBytes, Rate: link.Rate, Latency: link.Latency, Cost: srv.cfg.Cost})
 	if !d.Pull {
 		srv.pulls.update(func(n *Pulls) { n.Recompute++ })
 		return

@@ -171,8 +171,8 @@ func (b *Peers) expect(r *policies.Request) policies.Tokens {
 func (b *Peers) arrival(now policies.Micros, r *policies.Request, held, most, output policies.Tokens) Waiting {
 	w := Waiting{Length: max(r.Length(), 1), Cached: min(held, max(r.Input-1, 0))}
 	if more := min(most, max(r.Input-1, 0)) - w.Cached; more > 0 && b.cfg.CopySeconds > 0 {
-		takes := DefaultPullSetup + policies.Micros(float64(more)*b.cfg.CopySeconds*1e6)
-		if (PullRule{}).Pays(takes, Recompute(b.cfg.Engine.Cost, w.Cached, w.Cached+more)) {
+		takes := pullSetup + policies.Micros(float64(more)*b.cfg.CopySeconds*1e6)
+		if pullPays(takes, Recompute(b.cfg.Engine.Cost, w.Cached, w.Cached+more)) {
 			w.Cached, w.Copied = w.Cached+more, more
 			w.Ready = now + takes
 		}

@@ -327,7 +327,7 @@ func TestAdapters(t *testing.T) {
 
 // TestPrefillPeers checks which requests start at prefill replicas: p, and q, which is smaller.
 func TestPrefillPeers(t *testing.T) {
-	b := place.NewPeers(place.PeersConfig{Self: "a", Placer: place.Policy{}, Prefill: place.Prefill{Queue: 4000}})
+	b := place.NewPeers(place.PeersConfig{Self: "a", Placer: place.Policy{}, Prefill: place.Prefill{}})
 	replicas := peers("a", "b", "p", "q")
 	replicas[2].Prefill, replicas[3].Prefill, replicas[3].Capacity.KV = true, true, 5000
 	plan := policies.Plan{Model: "m", Stages: []policies.Stage{{Low: 0, High: 9000, Replicas: []policies.ReplicaID{"a"}}, {Low: 9000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"b"}}}}
@@ -348,7 +348,8 @@ func TestPrefillPeers(t *testing.T) {
 	load(0)
 	want("the shorter queue", 0, estimated(4900), "q")
 	want("it is full now", 0, estimated(2000), "p")
-	want("both are full, or have a long queue", 0, estimated(5000), "p") // 3000 wait there
+	want("one is full", 0, estimated(5000), "p") // 3000 wait there
+	want("one is full", 0, estimated(5000), "p") // 8000
 	want("both are full, or have a long queue", 0, estimated(5000), "")
 	load(0)
 	b.SetPeerLoad(0, "q", place.PeerLoad{Waiting: 100, Total: 3000})
@@ -409,7 +410,7 @@ func TestPrefillPeers(t *testing.T) {
 // TestPrefillRanges checks that prompts start at the prefill replicas that are meant for them, however many others
 // there are, and that a replica without a range is meant for all.
 func TestPrefillRanges(t *testing.T) {
-	b := place.NewPeers(place.PeersConfig{Self: "a", Placer: place.Policy{}, Prefill: place.Prefill{Neighbour: 5000}})
+	b := place.NewPeers(place.PeersConfig{Self: "a", Placer: place.Policy{}, Prefill: place.Prefill{}})
 	ids := []policies.ReplicaID{"a"}
 	var ranges []policies.PrefillRange
 	for i := range 20 { // more than a sample
@@ -438,7 +439,7 @@ func TestPrefillRanges(t *testing.T) {
 			load()
 		}
 	}
-	b.SetPeerLoad(0, "p03", place.PeerLoad{Waiting: 5001})
+	b.SetPeerLoad(0, "p03", place.PeerLoad{Waiting: 4097})
 	if got := b.Place(0, prompt(6500), nil).Replica; got == "p03" || got == "" {
 		t.Errorf("with a long queue where it is meant to be: at %q, want another", got)
 	}

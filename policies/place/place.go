@@ -1,6 +1,6 @@
 // Package place chooses the replica where a request without a first token starts: the
 // replica whose front end accepted it, or one peer. Policy, Cheapest and Prefill are the rules;
-// Peers knows the peers that they choose from and what a request costs there, and a PullRule
+// Peers knows the peers that they choose from and what a request costs there, and DecidePull
 // decides whether the beginning of the prompt is copied from another replica.
 //
 // A placement forwards the request; no KV is transferred, and the front end keeps the client's

@@ -1,8 +1,6 @@
 package place
 
 import (
-	"cmp"
-
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -11,8 +9,9 @@ import (
 // that generates the answer, for which no KV is worth moving.
 const MinUncached policies.Tokens = 1024
 
-// DefaultNeighbour is the default of Prefill.Neighbour.
-const DefaultNeighbour policies.Tokens = 4096
+// neighbour is how many more prompt tokens may wait where the range holds the prompt than at a prefill replica of
+// another range.
+const neighbour policies.Tokens = 4096
 
 // Prefill chooses the prefill replica that computes a request's prompt, after which the
 // request moves to the own replica. The candidates are the prefill replicas that have room
@@ -21,34 +20,25 @@ const DefaultNeighbour policies.Tokens = 4096
 //
 //   - the own replica is draining, or the request was forwarded before,
 //   - fewer than MinUncached tokens of the prompt are not cached at the own replica, or
-//   - every candidate that it may use has more waiting than the own one, by more than Queue
+//   - every candidate that it may use has more waiting than the own one, by more than DefaultQueue
 //     and by more than the prompt itself.
 //
 // Among several the one with the fewest waiting tokens wins, then the least load, then list
 // order: first of those whose range holds the prompt's uncached tokens. Where more than
-// Neighbour tokens more wait than at a candidate of another range, that one wins, provided that
+// 4,096 tokens more wait than at a candidate of another range, that one wins, provided that
 // it is idle or its range is of longer prompts: so short prompts find a short queue, and the
 // wait of all is bounded.
-//
-// The zero value has the defaults.
-type Prefill struct {
-	// Queue is how many more prompt tokens may wait at a prefill replica than at the own one,
-	// if that is more than the prompt's. 0 means DefaultQueue.
-	Queue policies.Tokens
-	// Neighbour is how many more prompt tokens may wait where the range holds the prompt than
-	// at a prefill replica of another range. 0 means DefaultNeighbour.
-	Neighbour policies.Tokens
-}
+type Prefill struct{}
 
 var _ policies.Placer = Prefill{}
 
 // Place implements policies.Placer.
-func (p Prefill) Place(a policies.Arrival) policies.ReplicaID {
+func (Prefill) Place(a policies.Arrival) policies.ReplicaID {
 	uncached := a.Request.Input - a.Request.Cached
 	if a.Hops > 0 || a.Own.Draining || uncached < MinUncached {
 		return ""
 	}
-	more := max(cmp.Or(p.Queue, DefaultQueue), uncached)
+	more := max(DefaultQueue, uncached)
 	most := a.Own.Waiting + min(more, policies.Unbounded-a.Own.Waiting)
 	var meant, other *policies.Candidate
 	for i := range a.Peers {
@@ -69,7 +59,7 @@ func (p Prefill) Place(a policies.Arrival) policies.ReplicaID {
 		}
 	}
 	switch {
-	case other != nil && (meant == nil || meant.Waiting-other.Waiting > cmp.Or(p.Neighbour, DefaultNeighbour)):
+	case other != nil && (meant == nil || meant.Waiting-other.Waiting > neighbour):
 		return other.ID
 	case meant != nil:
 		return meant.ID

@@ -8,32 +8,13 @@ import (
 	"github.com/cascadeinfer/cascade/policies/links"
 )
 
-// The defaults of a Policy.
 const (
-	// DefaultPullSetup is for the calls before the first byte: the peer pins the blocks, checksums
+	// pullSetup is for the calls before the first byte: the peer pins the blocks, checksums
 	// them and answers, and the receiver opens a transport.
-	DefaultPullSetup policies.Micros = 10_000
-	// DefaultPullMargin is in percent.
-	DefaultPullMargin = 25
+	pullSetup policies.Micros = 10_000
+	// pullMargin is by how many percent a pull must be faster than computing.
+	pullMargin = 25
 )
-
-// PullRule decides whether a replica copies the KV of a prompt's beginning from a peer that holds
-// it, or computes it again. The zero value has the defaults.
-//
-// Invariants:
-//
-//  1. A prefix is pulled only if the transfer, with Setup and the margin, takes less time than
-//     computing the same tokens.
-//  2. PullDecision.Recompute is the time to compute the tokens that would be pulled. A caller that
-//     abandons the pull after that time delays no request for longer than computing would have.
-//  3. What is unknown (a rate, a size, a cost of 0) never argues for a pull.
-type PullRule struct {
-	// Setup is the time that a pull takes whatever its size. 0 means DefaultPullSetup.
-	Setup policies.Micros
-	// Margin is by how many percent a pull must be faster than computing, below 100. 0 means
-	// DefaultPullMargin.
-	Margin int
-}
 
 // PullOffer is a prefix that a peer holds.
 type PullOffer struct {
@@ -49,7 +30,7 @@ type PullOffer struct {
 	Cost policies.Cost
 }
 
-// PullDecision is what Decide returns.
+// PullDecision is what DecidePull returns.
 type PullDecision struct {
 	Pull bool
 	// Tokens is how many tokens the peer holds beyond the own engine's, 0 for none.
@@ -59,8 +40,17 @@ type PullDecision struct {
 	Transfer, Recompute policies.Micros
 }
 
-// Decide returns whether the tokens that the peer holds beyond the own engine's are pulled.
-func (p PullRule) Decide(o PullOffer) PullDecision {
+// DecidePull decides whether a replica copies the KV of a prompt's beginning that a peer holds beyond the own
+// engine's, or computes it again.
+//
+// Invariants:
+//
+//  1. A prefix is pulled only if the transfer, with its setup and a margin, takes less time than
+//     computing the same tokens.
+//  2. PullDecision.Recompute is the time to compute the tokens that would be pulled. A caller that
+//     abandons the pull after that time delays no request for longer than computing would have.
+//  3. What is unknown (a rate, a size, a cost of 0) never argues for a pull.
+func DecidePull(o PullOffer) PullDecision {
 	own := max(o.Own, 0)
 	if o.Held <= own {
 		return PullDecision{}
@@ -69,29 +59,21 @@ func (p PullRule) Decide(o PullOffer) PullDecision {
 	if o.Rate <= 0 || o.TokenBytes <= 0 {
 		return d
 	}
-	setup := p.Setup
-	if setup <= 0 {
-		setup = DefaultPullSetup
-	}
 	d.Transfer = transferTime(d.Tokens, o.TokenBytes, o.Rate)
-	if rest := max(o.Latency, 0) + setup; d.Transfer > never-rest {
+	if rest := min(max(o.Latency, 0), never-pullSetup) + pullSetup; d.Transfer > never-rest {
 		d.Transfer = never
 	} else {
 		d.Transfer += rest
 	}
-	d.Pull = p.Pays(d.Transfer, d.Recompute)
+	d.Pull = pullPays(d.Transfer, d.Recompute)
 	return d
 }
 
-// Pays reports whether a pull that takes so long, Setup included, is faster by the margin than computing
+// pullPays reports whether a pull that takes so long, setup included, is faster by the margin than computing
 // the same tokens.
-func (p PullRule) Pays(transfer, recompute policies.Micros) bool {
-	margin := p.Margin
-	if margin <= 0 || margin >= 100 {
-		margin = DefaultPullMargin
-	}
+func pullPays(transfer, recompute policies.Micros) bool {
 	// Divided first: neither side overflows, and rounding argues against the pull.
-	return transfer < recompute/100*policies.Micros(100-margin)
+	return transfer < recompute/100*(100-pullMargin)
 }
 
 // Recompute returns how long an engine takes to compute the tokens of a prompt from position own to
