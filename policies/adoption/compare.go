@@ -46,9 +46,9 @@ func (m *Machine) decide(in Input, w policies.Workload, present policies.Plan, p
 func (m *Machine) compare(in Input, w policies.Workload, present policies.Plan, best policies.Partition, cost float64, over bool) Decision {
 	target, stages := best, len(present.Stages)
 	// Creating stages requires a larger gain than keeping them.
-	worth := m.config.Gain
+	worth := minGain
 	if stages == 1 {
-		worth = m.config.SplitGain
+		worth = DefaultSplitGain
 	}
 	next := in.assigner().Assign(present, target, in.Replicas)
 	placed := m.placedCost(in, w, next, best)
@@ -64,9 +64,9 @@ func (m *Machine) compare(in Input, w policies.Workload, present policies.Plan, 
 	}
 	d := keepPlan(present, SmallGain)
 	d.Moved = CountMoves(present, next)
-	// A moved replica repeats MoveCost seconds of prefill in every Horizon, as if the fleet
+	// A moved replica repeats moveCost seconds of prefill in every horizon, as if the fleet
 	// were smaller by that share.
-	charge := float64(d.Moved) * m.config.MoveCost / (m.config.Horizon * float64(w.Replicas))
+	charge := float64(d.Moved) * moveCost / (horizon * float64(w.Replicas))
 	d.Gain = gain(target.Cost*(1+charge), cost)
 	switch {
 	case equalStages(next, present):

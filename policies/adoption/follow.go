@@ -16,7 +16,7 @@ type proposal struct {
 }
 
 // ChooseFirst returns the partition of a first plan that is made of a proposal and replaces an epoch: the proposal, or one
-// stage if stages in force would be merged that cost as much: they save less than Config.Gain, or are not needed
+// stage if stages in force would be merged that cost as much: they save less than a tenth, or are not needed
 // (IfNeeded). Distances between replicas count for nothing yet.
 //
 // With Always it is the proposal, however small its gain: its boundaries may be refined, and if a repair merges
@@ -24,7 +24,7 @@ type proposal struct {
 // proposals, as replicas become ready, the one with most stages counts.
 func (m *Machine) ChooseFirst(p policies.Partition, replaces policies.Epoch) policies.Partition {
 	if m.config.Adopt != Always {
-		least := m.config.Gain
+		least := minGain
 		if m.config.Adopt == IfNeeded {
 			least = 1 // one stage cannot carry it
 		}

@@ -209,10 +209,10 @@ func (m *Machine) recordPlan(now float64, before, plan policies.Plan) {
 	m.settlingWindows, m.slowWindows = 1, 0
 }
 
-// HoldOff holds off new plans as a rollback does: for Config.HoldOff, or twice as long
+// HoldOff holds off new plans as a rollback does: for a minute, or twice as long
 // as the last time. It is for rollbacks that were not decided here.
 func (m *Machine) HoldOff(now float64) {
-	m.holdOffLength = min(max(2*m.holdOffLength, m.config.HoldOff), m.config.HoldOffMax)
+	m.holdOffLength = min(max(2*m.holdOffLength, firstHoldOff/m.config.Speed), maxHoldOff/m.config.Speed)
 	m.heldUntil, m.followed = now+m.holdOffLength, proposal{}
 }
 
@@ -228,7 +228,7 @@ func (m *Machine) HoldOffState() (until, length float64) {
 // RestoreHoldOff restores the result of HoldOffState of an earlier process or of
 // another machine of the same model. Zeros reset it.
 func (m *Machine) RestoreHoldOff(until, length float64) {
-	m.heldUntil, m.holdOffLength = until, min(max(length, 0), m.config.HoldOffMax)
+	m.heldUntil, m.holdOffLength = until, min(max(length, 0), maxHoldOff/m.config.Speed)
 	if m.holdOffLength == 0 {
 		m.heldUntil = math.Inf(-1)
 	}

@@ -43,14 +43,14 @@ func (m *Machine) slowerThanPredicted(in Input, w policies.Workload, present pol
 	}
 	slow := false
 	for s, measured := range in.Iterations {
-		slow = slow || measured > priced.Iterations[s]*(1+m.config.Excess)*max(1, m.bias)
+		slow = slow || measured > priced.Iterations[s]*(1+excess)*max(1, m.bias)
 	}
 	if !slow || m.inFlight(in, w, present, priced) < m.inFlightUndivided(w) {
 		m.slowWindows = 0
 		return false
 	}
 	m.slowWindows++
-	return m.slowWindows >= m.config.Windows
+	return m.slowWindows >= windows
 }
 
 // inFlight returns the requests in flight that follow from the measured iterations and

@@ -111,14 +111,6 @@ const (
 	DefaultIterationRatio = 1.5
 )
 
-// Parameters of adoption beyond its own defaults, in seconds at speed 1.
-const (
-	holdOff    = 60
-	holdOffMax = 960
-	moveCost   = 5
-	horizon    = 60
-)
-
 // New returns a planner without a plan.
 func New(cfg Config) (*Planner, error) {
 	p := &Planner{cfg: cfg}
@@ -135,8 +127,7 @@ func New(cfg Config) (*Planner, error) {
 		// Replan is called once a period. The machine's own period is a little shorter,
 		// so that a tick that comes slightly early does not lose one.
 		Planner: p.native, Adopt: cfg.Adopt, Period: 0.9 * seconds(cfg.Period), Seen: cfg.Seen,
-		HoldOff: holdOff / cfg.Speed, HoldOffMax: holdOffMax / cfg.Speed,
-		MoveCost: moveCost / cfg.Speed, Horizon: horizon / cfg.Speed,
+		Speed: cfg.Speed,
 	})
 	return p, err
 }
