@@ -8,9 +8,12 @@ import (
 // Defaults of a Config.
 const (
 	DefaultScaleUtilisation = 0.75
-	DefaultScaleHysteresis  = 0.1
 	DefaultScaleWindow      = 10 * 60 * policies.Second
 	DefaultScaleMemory      = 45 * policies.Second
+
+	// hysteresis is the share by which Utilisation is lower when replicas are removed. Between the two
+	// nothing changes.
+	hysteresis = 0.1
 )
 
 // ScalerConfig configures a Scaler.
@@ -18,9 +21,6 @@ type ScalerConfig struct {
 	// Utilisation is the target ratio of the demand to what the replicas can serve within the limits, in
 	// (0, 1]. 0 means DefaultScaleUtilisation.
 	Utilisation float64
-	// Hysteresis is the share by which Utilisation is lower when replicas are removed: in [0, 1), 0 means
-	// DefaultScaleHysteresis. Between the two nothing changes.
-	Hysteresis float64
 	// Window is for how long fewer replicas must be enough before the number falls. 0 means DefaultScaleWindow.
 	Window policies.Micros
 	// Memory is the time constant of the flow counters. Queues are averaged over the same time. 0 means
@@ -40,14 +40,9 @@ func (c ScalerConfig) complete() (ScalerConfig, error) {
 	if c.Utilisation == 0 {
 		c.Utilisation = DefaultScaleUtilisation
 	}
-	if c.Hysteresis == 0 {
-		c.Hysteresis = DefaultScaleHysteresis
-	}
 	switch {
 	case !(c.Utilisation > 0 && c.Utilisation <= 1):
 		return c, &policies.Violation{Subject: "autoscale", Invariant: "Utilisation must be a share in (0, 1]"}
-	case !(c.Hysteresis >= 0 && c.Hysteresis < 1):
-		return c, &policies.Violation{Subject: "autoscale", Invariant: "Hysteresis must be a share in [0, 1)"}
 	case c.Window < 0 || c.Memory < 0:
 		return c, &policies.Violation{Subject: "autoscale", Invariant: "Window and Memory must not be negative"}
 	}
@@ -162,7 +157,7 @@ func (s *Scaler) Step(now policies.Micros, in ScaleSample) Recommendation {
 		return rec
 	}
 	// Where no number is enough with more room, only more demand makes the number rise.
-	down, _ := Demand(in.Workload, rec.Growth, s.cfg.Utilisation*(1-s.cfg.Hysteresis))
+	down, _ := Demand(in.Workload, rec.Growth, s.cfg.Utilisation*(1-hysteresis))
 	rec.Needed, rec.Limit, rec.Work = up.Replicas, up.Limit, up.Work
 	enough := max(up.Replicas, down.Replicas) + in.Silent
 	most, full, left := s.window.add(now, s.cfg.Window, enough)
