@@ -14,7 +14,7 @@ import (
 // tokens that each of its requests can still generate before its KV cache is full: what is neither in
 // use nor promised, divided by its requests. An idle replica is the freest.
 //
-// Every PollInterval the replicas whose freeness is below MigrateOut are paired with those above it,
+// Every PollInterval the replicas whose freeness is below migrateOut are paired with those above it,
 // the least free with the freest and so on, and of each pair the shortest running request moves (the
 // release's pair policy "defrag" and request policy "SR"). A replica moves one request at a time. A
 // replica that is Down and has requests drains: they all leave.
@@ -24,16 +24,13 @@ import (
 // its mean length has moved (the release's pair policy "balanced").
 //
 // The zero value has the releases' settings.
-type Llumnix struct {
-	// MigrateOut is the freeness below which requests leave. 0 means 48: three blocks of 16 tokens.
-	MigrateOut policies.Tokens
-	Balanced   bool
-}
+type Llumnix struct{ Balanced bool }
 
 // PollInterval is the time between two calls of Rebalance in the releases of Llumnix.
 const PollInterval = 50 * policies.Millisecond
 
-const defaultMigrateOut policies.Tokens = 48
+// migrateOut is the freeness below which requests leave: three blocks of 16 tokens.
+const migrateOut policies.Tokens = 48
 
 var _ Rebalancer = Llumnix{}
 
@@ -55,14 +52,13 @@ func (Llumnix) Route(_ Request, replicas []Replica, _ *rand.Rand) int {
 
 // Rebalance implements Rebalancer.
 func (p Llumnix) Rebalance(replicas []Replica) []Pair {
-	threshold := cmp.Or(p.MigrateOut, defaultMigrateOut)
 	var sources, targets []int
 	for i := range replicas {
 		free := freeness(&replicas[i])
-		if replicas[i].Requests > 0 && (p.Balanced || free < threshold) {
+		if replicas[i].Requests > 0 && (p.Balanced || free < migrateOut) {
 			sources = append(sources, i)
 		}
-		if !replicas[i].Down && (p.Balanced || free > threshold) {
+		if !replicas[i].Down && (p.Balanced || free > migrateOut) {
 			targets = append(targets, i)
 		}
 	}

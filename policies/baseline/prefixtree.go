@@ -11,7 +11,7 @@ import (
 // PrefixTree keeps one tree of all prompts that it has routed, and prefers the replica that has seen
 // most of a prompt, as the cache_aware policies of sglang-router and vllm-router do:
 //
-//  1. If the replicas' requests differ by more than Spread and by the factor Factor, it takes the one
+//  1. If the replicas' requests differ by more than maxSpread and by the factor maxFactor, it takes the one
 //     with the fewest (the bound on load).
 //  2. If more than half of the prompt is in the tree, it takes the replica that got its longest known
 //     prefix most recently.
@@ -20,9 +20,6 @@ import (
 // Prompts without known blocks are not in the tree, and count as new tokens. The zero value has the
 // routers' defaults.
 type PrefixTree struct {
-	// Spread and Factor are the bound on load; 0 means 64 requests and 1.5.
-	Spread int
-	Factor float64
 	// MaxBlocks bounds the tree; the blocks used least recently are forgotten. 0 means 1<<20.
 	MaxBlocks int
 
@@ -37,10 +34,9 @@ type block struct {
 	holders []int // replicas that got it, the latest last
 }
 
-// The defaults.
 const (
-	defaultSpread    = 64
-	defaultFactor    = 1.5
+	maxSpread        = 64
+	maxFactor        = 1.5
 	defaultMaxBlocks = 1 << 20
 	// maxHolders bounds the replicas that a block remembers.
 	maxHolders = 16
@@ -67,7 +63,7 @@ func (p *PrefixTree) Route(r Request, replicas []Replica, _ *rand.Rand) int {
 	known, holder := p.match(r.Prefix, replicas)
 	to := holder
 	switch few := replicas[least].Requests; {
-	case most-few > cmp.Or(p.Spread, defaultSpread) && float64(most) > cmp.Or(p.Factor, defaultFactor)*float64(few):
+	case most-few > maxSpread && float64(most) > maxFactor*float64(few):
 		to = least
 	case to < 0 || known*BlockTokens*2 <= int(r.Input):
 		to = p.leastFilled(replicas)
