@@ -116,7 +116,7 @@ func (v variant) perOctave() int {
 // marketOf returns the settings of a replica's part in the market, in one of its lives.
 func (v variant) marketOf(self policies.ReplicaID, peers bidask.Peers, edges []policies.Tokens, seed uint64, life uint32) bidask.TraderConfig {
 	c := bidask.TraderConfig{
-		Self: self, Peers: peers, BucketEdges: edges, Seed: seed,
+		OfferRules: bidask.OfferRules{Self: self, BucketEdges: edges}, Peers: peers, Seed: seed,
 		Machine: bidask.Rules{FirstDeal: uint64(life)<<32 + 1, Sample: sampleSize, BidTimeout: bidTimeout, AnswerTimeout: answerTimeout},
 	}
 	if v.paper {

@@ -128,9 +128,10 @@ func New(cfg Config) (*Market, error) {
 		SampleSize: cfg.SampleSize, Engine: cfg.Engine, CopySeconds: cfg.CopySeconds, Reprompt: cfg.Reprompt, Seed: cfg.Seed,
 	})}
 	t, err := bidask.NewTrader(bidask.TraderConfig{
-		Self: cfg.Self, Peers: p, Machine: cfg.Machine, Detector: cfg.Detector, BucketEdges: cfg.BucketEdges,
-		Cooldown: micros(cfg.Cooldown), SpillPercent: cfg.SpillPercent,
-		KeepRequests: cfg.KeepRequests, MaxOffers: cfg.MaxOffers, MigrationCost: cfg.MigrationCost, Seed: cfg.Seed,
+		OfferRules: bidask.OfferRules{
+			Self: cfg.Self, Detector: cfg.Detector, BucketEdges: cfg.BucketEdges, Cooldown: micros(cfg.Cooldown), SpillPercent: cfg.SpillPercent,
+		},
+		Peers: p, Machine: cfg.Machine, KeepRequests: cfg.KeepRequests, MaxOffers: cfg.MaxOffers, MigrationCost: cfg.MigrationCost, Seed: cfg.Seed,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("market of %s: %w", cfg.Self, err)

@@ -35,16 +35,11 @@ var _ Peers = (*place.Peers)(nil)
 
 // TraderConfig configures a Trader.
 type TraderConfig struct {
-	// Self is this replica, and Peers what it knows of the others. Required.
-	Self  policies.ReplicaID
+	// OfferRules say what the replica offers. Self and Peers, what it knows of the others, are required.
+	OfferRules
 	Peers Peers
 	// Machine configures the market's rules. New fills in Self.
 	Machine Rules
-	// Detector, BucketEdges, Cooldown and SpillPercent are the fields of OfferRules.
-	Detector     policies.Detector
-	BucketEdges  []policies.Tokens
-	Cooldown     policies.Micros
-	SpillPercent int
 	// KeepRequests makes the replica offer nothing: its requests end where they run. Its load
 	// still places new requests, and it still buys what others offer.
 	KeepRequests bool
@@ -123,7 +118,7 @@ func NewTrader(c TraderConfig) (*Trader, error) {
 	if err != nil {
 		return nil, err
 	}
-	selector, err := newSelector(OfferRules{Self: c.Self, Detector: c.Detector, BucketEdges: c.BucketEdges, Cooldown: c.Cooldown, SpillPercent: c.SpillPercent})
+	selector, err := newSelector(c.OfferRules)
 	if err != nil {
 		return nil, err
 	}

@@ -17,7 +17,7 @@ func newTwoStages(t *testing.T, edits ...func(*TraderConfig)) (*Trader, policies
 	plan := policies.Plan{Model: "m", Stages: []policies.Stage{{High: 100, Replicas: []policies.ReplicaID{"a"}}, {Low: 100, High: policies.Unbounded, Replicas: []policies.ReplicaID{"b"}}}}
 	view := place.NewPeers(place.PeersConfig{Self: "a"})
 	view.SetView(plan, []policies.Replica{{ID: "a", Peer: "a"}, {ID: "b", Peer: "b"}})
-	c := TraderConfig{Self: "a", Peers: view}
+	c := TraderConfig{OfferRules: OfferRules{Self: "a"}, Peers: view}
 	for _, edit := range edits {
 		edit(&c)
 	}
@@ -40,8 +40,8 @@ func received(now policies.Micros, k MessageKind, d Deal, h policies.Migration) 
 func TestTraderConfig(t *testing.T) {
 	peers := place.NewPeers(place.PeersConfig{Self: "a"})
 	for name, c := range map[string]TraderConfig{
-		"no peers": {Self: "a"}, "no name": {Peers: peers}, "offers": {Self: "a", Peers: peers, MaxOffers: -1},
-		"machine": {Self: "a", Peers: peers, Machine: Rules{MaxConcurrentSends: -1}}, "selector": {Self: "a", Peers: peers, SpillPercent: -1},
+		"no peers": {OfferRules: OfferRules{Self: "a"}}, "no name": {Peers: peers}, "offers": {OfferRules: OfferRules{Self: "a"}, Peers: peers, MaxOffers: -1},
+		"machine": {OfferRules: OfferRules{Self: "a"}, Peers: peers, Machine: Rules{MaxConcurrentSends: -1}}, "selector": {OfferRules: OfferRules{Self: "a", SpillPercent: -1}, Peers: peers},
 	} {
 		if _, err := NewTrader(c); err == nil {
 			t.Errorf("%s: no error", name)
