@@ -5,7 +5,7 @@ import (
 	"slices"
 )
 
-// convolve closes the gap in bounded time if there are too many labels: the paper's
+// convolve closes the gap between bound and plan in bounded time: the paper's
 // recursion by number of stages, but over the replicas of each range by divide and
 // conquer. A stage's price is convex in its replicas, so the best beginning for e
 // replicas in total never has fewer replicas for e+1; each range takes O(E·log E)
@@ -82,6 +82,12 @@ func combine(out, below []float64, st stage) {
 		rows(mid+1, high, at, to)
 	}
 	rows(starts[0]+kmin, len(out), 0, len(starts))
+}
+
+// upperBound returns the value, with replicas priced at top, below which a better
+// partition must stay.
+func (s *search) upperBound() float64 {
+	return s.best - float64(tolerance*math.Abs(s.best)) + float64(s.top*s.replicas)
 }
 
 // retrace returns the stages of cost[h][n][E], from the last to the first. Its sums equal

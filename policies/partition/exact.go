@@ -15,7 +15,7 @@ import (
 // way is filled with exactly the fleet's replicas, greedily, which is optimal for given
 // cuts because stages are convex; the best of these is the plan. If the bound equals the
 // plan's cost, the plan is proved optimal. If a gap remains, a search over the few
-// divisions below it closes it (see searchLabels and convolve).
+// divisions below it closes it (see convolve).
 //
 // The number of stages is bounded, so the stage index of the paper's recursion is only
 // redundant while the shortest path has few enough stages. Otherwise the path is searched
@@ -62,7 +62,7 @@ func (s *search) solve() bool {
 	high, ok := s.firstPartition()
 	if ok {
 		s.searchPrice(high)
-		s.closeGap(labelBudget)
+		s.closeGap()
 	}
 	return ok
 }
@@ -153,10 +153,9 @@ func (s *search) searchPrice(high line) {
 	}
 }
 
-// closeGap finds the best partition if the price search has not proved that it is the plan:
-// by labels within a budget, and otherwise by convolve.
-func (s *search) closeGap(budget int) {
-	if !s.proved() && !s.searchLabels(budget) {
+// closeGap finds the best partition if the price search has not proved that it is the plan.
+func (s *search) closeGap() {
+	if !s.proved() {
 		s.convolve()
 	}
 }

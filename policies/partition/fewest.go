@@ -20,7 +20,7 @@ func (s *search) withFewestStages(limit float64) *search {
 	}
 	if few != s { // the gap of s is closed
 		few.limit = len(few.counts) // what it finds in the gap must not have more stages
-		few.closeGap(labelBudget)
+		few.closeGap()
 	}
 	return few
 }
@@ -34,7 +34,7 @@ func (s *search) solveWithin(limit float64) bool {
 	}
 	s.searchPrice(high)
 	if s.best > limit && s.bound <= limit {
-		s.closeGap(labelBudget)
+		s.closeGap()
 	}
 	return s.best <= limit
 }

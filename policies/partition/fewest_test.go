@@ -51,7 +51,7 @@ func TestFewestEqualsOracle(t *testing.T) {
 	}
 }
 
-// TestFewestOfMany checks plans of up to eight stages, among them those whose gap is closed by labels,
+// TestFewestOfMany checks plans of up to eight stages, among them those with a gap to close,
 // against Exact with a limit of stages: with as many it finds the same cost, with one less it is over
 // the slack.
 func TestFewestOfMany(t *testing.T) {

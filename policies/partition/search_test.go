@@ -42,7 +42,7 @@ func testOneStage(t *testing.T, tab table) {
 	if !s.proved() {
 		t.Errorf("the bound is %v, the cost %v", s.bound, s.best)
 	}
-	s.closeGap(labelBudget)
+	s.closeGap()
 	s.tryDivision([]int{0, 1, 2})
 	if got := fmt.Sprint(s.nodes, s.counts, ok); got != "[0 2] [4] true" {
 		t.Errorf("Exact: %s", got)
@@ -151,7 +151,7 @@ func TestShortest(t *testing.T) {
 }
 
 // TestPriceSearchSuffices checks that Exact's price search finds the plan, and that it leaves
-// little to visit: without it the label search visits millions.
+// little to visit.
 func TestPriceSearchSuffices(t *testing.T) {
 	w := policytest.ChatWorkload(policies.BucketEdges(131072, 4), 64, 0.6, 1)
 	allocations := testing.AllocsPerRun(1, func() {
@@ -183,7 +183,7 @@ func priced(tab table, stages, e int, cost float64) *search {
 		return nil
 	}
 	s.searchPrice(high)
-	s.closeGap(labelBudget)
+	s.closeGap()
 	s.best *= cost
 	return s
 }
@@ -200,11 +200,8 @@ func TestConvolveSkipsRanges(t *testing.T) {
 		}
 		proved++
 		frame := testing.AllocsPerRun(1, func() { s.costToEnd(); make2D(s.limit, s.n) })
-		if got := testing.AllocsPerRun(1, func() { s.closeGap(labelBudget) }); got > 0 {
+		if got := testing.AllocsPerRun(1, func() { s.closeGap() }); got > 0 {
 			t.Fatalf("table %d: the plan is proved, and the search goes on", i)
-		}
-		if !s.searchLabels(0) {
-			t.Fatalf("table %d: the plan is proved, and the labels need a budget", i)
 		}
 		if got := testing.AllocsPerRun(1, s.convolve); got > frame+5 {
 			t.Fatalf("table %d: %v allocations, want those of the frame, %v", i, got, frame)
@@ -233,91 +230,6 @@ func TestConvolveWithoutEnough(t *testing.T) {
 	s.convolve()
 	if got := fmt.Sprint(s.nodes, s.counts, s.best); got != "[0 3] [3] 9" {
 		t.Errorf("nodes, counts and cost are %s", got)
-	}
-}
-
-// TestLabelsWithinBudget checks that a label search that ends within its budget, whatever
-// that is, has found the best plan.
-func TestLabelsWithinBudget(t *testing.T) {
-	rng := rand.New(rand.NewPCG(13, 13))
-	for i := range 300 {
-		n := 1 + rng.IntN(6)
-		tab, stages := randomTable(rng, n), 1+rng.IntN(n)
-		e := stages + rng.IntN(8)
-		nodes, counts, ok := recurse(tab, stages, e)
-		if !ok {
-			continue
-		}
-		want := 0.0
-		for h, k := range counts {
-			want += tab.row(nodes[h+1])[nodes[h]].price(float64(k))
-		}
-		for budget := 0; ; budget++ {
-			s := newSearch(tab, stages, e)
-			s.firstPartition()
-			s.best *= 1e6
-			if s.searchLabels(budget) {
-				if s.best > want*(1+1e-9) {
-					t.Fatalf("table %d, budget %d: found %v, the best is %v", i, budget, s.best, want)
-				}
-				break
-			}
-		}
-	}
-}
-
-// TestLabelsExtendOnce checks that the label search extends every beginning once: all steps
-// from all beginnings, each of a number of stages, buckets and replicas, are budget enough.
-// What would end the search early does not happen: the last stage is cheap enough only with
-// the whole fleet, of which every beginning takes a part.
-func TestLabelsExtendOnce(t *testing.T) {
-	const n, stages, e = 6, 4, 8
-	tab := ranges(n, nil)
-	for j := 1; j <= n; j++ {
-		for i := range j {
-			if j < n {
-				tab.row(j)[i] = stage{kmin: 1}
-			} else if i > 0 { // one stage is infeasible
-				tab.row(j)[i] = stage{num: e, kmin: 1}
-			}
-		}
-	}
-	type beginning struct{ stages, node, used int }
-	seen, steps := map[beginning]bool{{}: true}, 0
-	for todo := []beginning{{}}; len(todo) > 0; todo = todo[1:] {
-		at := todo[0]
-		for j := at.node + 1; j <= n; j++ {
-			if j == n {
-				if at.node > 0 {
-					steps++ // the last stage, with what is left
-				}
-				continue
-			}
-			for k := 1; k < e-at.used && at.stages+1 < stages; k++ { // one is for the rest
-				steps++
-				if next := (beginning{at.stages + 1, j, at.used + k}); !seen[next] {
-					seen[next] = true
-					todo = append(todo, next)
-				}
-			}
-		}
-	}
-	for budget, want := range map[int]bool{steps: true, steps - 1: false} {
-		s := newSearch(tab, stages, e)
-		s.best = 1.1 // between the last stage with the whole fleet and with one less
-		if got := s.searchLabels(budget); got != want {
-			t.Errorf("within %d of %d steps: %v", budget, steps, got)
-		}
-	}
-}
-
-// TestLabelsStayNearThePurchase checks that of a fleet of a million replicas only the numbers
-// near the best are visited when the gap is narrow.
-func TestLabelsStayNearThePurchase(t *testing.T) {
-	tab := ranges(3, map[[2]int]stage{{0, 1}: {num: 1, kmin: 1}, {1, 2}: {num: 3, kmin: 1}, {2, 3}: {num: 2, kmin: 1}})
-	s := priced(tab, 3, 1<<20, 1+1e-9)
-	if s == nil || !s.searchLabels(10_000) {
-		t.Error("ten thousand labels do not close a gap of one part in 10⁹")
 	}
 }
 

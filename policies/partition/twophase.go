@@ -2,6 +2,7 @@ package partition
 
 import (
 	"math"
+	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -63,18 +64,11 @@ func (x TwoPhase) Partition(w policies.Workload) (policies.Partition, error) {
 		return policies.Partition{}, err
 	}
 	t := p.table()
-	links := oneReplicaChain(t, min(w.Replicas, t.n))
-	addSurplus(t, links, w.Replicas-len(links))
-	links = mergeNeighbours(t, links, p.stages())
-
-	nodes, counts := []int{0}, []int{}
-	for _, l := range links {
-		if l.verdict.lack > 0 {
-			return policies.Partition{}, policies.ErrInfeasible
-		}
-		nodes, counts = append(nodes, l.high), append(counts, int(l.k))
+	links := mergeNeighbours(t, chain(t, min(w.Replicas, t.n), w.Replicas), p.stages())
+	if slices.ContainsFunc(links, func(l link) bool { return l.verdict.lack > 0 }) {
+		return policies.Partition{}, policies.ErrInfeasible
 	}
-	return p.propose(nodes, counts), nil
+	return p.proposeLinks(links), nil
 }
 
 // Chain returns the plan of the first phase alone, which the paper compares with (section "Length-aware
@@ -86,14 +80,23 @@ func (x TwoPhase) Chain(w policies.Workload) (policies.Partition, error) {
 	if err != nil {
 		return policies.Partition{}, err
 	}
-	t := p.table()
-	links := oneReplicaChain(t, p.stages())
-	addSurplus(t, links, w.Replicas-len(links))
+	return p.proposeLinks(chain(p.table(), p.stages(), w.Replicas)), nil
+}
+
+// proposeLinks returns the partition of a chain.
+func (p *pricing) proposeLinks(links []link) policies.Partition {
 	nodes, counts := []int{0}, []int{}
 	for _, l := range links {
 		nodes, counts = append(nodes, l.high), append(counts, int(l.k))
 	}
-	return p.propose(nodes, counts), nil
+	return p.propose(nodes, counts)
+}
+
+// chain returns the best division into s stages of one replica each, with the surplus of the replicas where it saves most.
+func chain(t table, s, replicas int) []link {
+	links := oneReplicaChain(t, s)
+	addSurplus(t, links, replicas-len(links))
+	return links
 }
 
 // oneReplicaChain returns the best division into exactly s stages of one replica each.
