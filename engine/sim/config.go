@@ -21,6 +21,7 @@ const (
 	DefaultHealthDelay    = 2 * time.Second
 
 	defaultBlockTokens   = 16
+	maxKVTokens          = 1 << 30 // what the scheduler's block numbers can count, and to spare
 	defaultBatchedTokens = 8192
 	maxReplicas          = 10_000
 	maxProxies           = 1_000
@@ -135,6 +136,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("simulate: %d proxies; give 1 … %d", c.Proxies, maxProxies)
 	case c.KVTokens < defaultBlockTokens:
 		return fmt.Errorf("simulate: a KV cache of %d tokens holds no block of %d", c.KVTokens, defaultBlockTokens)
+	case c.KVTokens > maxKVTokens:
+		return fmt.Errorf("simulate: a KV cache of %d tokens; give at most %d", c.KVTokens, maxKVTokens)
 	case !(c.Stress > 0 && c.Stress <= 1):
 		return fmt.Errorf("simulate: a stress of %v; give a share above 0 and at most 1", c.Stress)
 	case !(c.Slack <= 1):

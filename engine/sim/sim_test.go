@@ -264,6 +264,7 @@ func TestBadConfigs(t *testing.T) {
 		"-1 proxies":              func(c *Config) { c.Proxies = -1 },
 		"Source is required":      func(c *Config) { c.Source = nil },
 		"holds no block":          func(c *Config) { c.KVTokens = 15 },
+		"at most 1073741824":      func(c *Config) { c.KVTokens = 1 << 60 },
 		"a stress of 1.1":         func(c *Config) { c.Stress = 1.1 },
 		"a slack of 1.1":          func(c *Config) { c.Slack = 1.1 },
 		"a slack of NaN":          func(c *Config) { c.Slack = math.NaN() },
