@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sort"
 	"strings"
 	"testing"
 
@@ -15,35 +14,6 @@ import (
 
 // The tests of this file compare the paper's settings with section "Decentralized Load
 // (Re)Balancing" of the paper, written once more as directly as possible.
-
-// TestPaperChoice: a bid's start is the length of the receiver's buffered requests divided by its
-// measured throughput; the sender drops the half of the receivers with the higher load, keeps the
-// three earliest starts, and takes the first reply of these.
-func TestPaperChoice(t *testing.T) {
-	rng := rand.New(rand.NewPCG(15, 5))
-	for i := range 10_000 {
-		n := 2 * (1 + rng.IntN(6)) // the paper does not say which half has the middle one
-		replies := make([]policies.Bid, n)
-		for r, load := range rng.Perm(n) {
-			o := policies.Occupancy{Held: 1000 * policies.Tokens(load+1), Throughput: 1 + policies.Tokens(rng.IntN(1_000_000)), Incoming: policies.Tokens(rng.IntN(1000))}
-			b, ok := bidask.Backlog{Quantum: 1}.Quote(o, policies.Migration{})
-			if start := float64(o.Incoming) / float64(o.Throughput) * 1e6; !ok || b.Load != o.Held+o.Incoming || float64(b.Start) > start || float64(b.Start) < start-1.000001 {
-				t.Fatalf("bid %+v at %+v, want a start after %.1f µs", b, o, start)
-			}
-			b.From, b.Start = policies.ReplicaID(fmt.Sprint(r)), b.Start*100+policies.Micros(r) // no ties
-			replies[r] = b
-		}
-		rest := slices.Clone(replies)
-		sort.Slice(rest, func(i, j int) bool { return rest[i].Load < rest[j].Load })
-		rest = rest[:n/2]
-		sort.Slice(rest, func(i, j int) bool { return rest[i].Start < rest[j].Start })
-		rest = rest[:min(3, len(rest))]
-		first := slices.IndexFunc(replies, func(b policies.Bid) bool { return slices.Contains(rest, b) })
-		if got := (bidask.Paper{}).Select(replies); got != first {
-			t.Fatalf("input %d: reply %d of %+v, by the paper %d", i, got, replies, first)
-		}
-	}
-}
 
 // paperReceiver is the paper's receiver: it repeatedly dequeues the request with the highest
 // priority, which is its sender's load, and skips those whose sender is transmitting. A request

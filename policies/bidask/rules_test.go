@@ -21,7 +21,9 @@ func bids(rng *rand.Rand, n int) []policies.Bid {
 	return out
 }
 
-// TestPaperRule compares the rule with a step-by-step version.
+// TestPaperRule compares the rule with the paper's (section "Decentralized Load (Re)Balancing"), step by step: the
+// sender drops the half of the receivers with the higher load, keeps the earliest starts, three unless it is set
+// otherwise, and takes the first reply of these.
 func TestPaperRule(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 5))
 	for range 5000 {
