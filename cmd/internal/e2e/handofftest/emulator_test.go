@@ -48,33 +48,6 @@ func requireMoves(t *testing.T, p *handofftest.Pair, s handofftest.Stream, hando
 	}
 }
 
-// TestHandoffOfSeveralTokens hands streams over that get several tokens at once.
-func TestHandoffOfSeveralTokens(t *testing.T) {
-	t.Parallel()
-	for name, faults := range map[string]emulator.Faults{"stream interval": {StreamInterval: 8}, "speculation": {DraftTokens: 4}} {
-		t.Run(name, func(t *testing.T) {
-			p, _, _ := newConnectedPair(t, emulator.Config{Faults: faults}, 0)
-			for i := range 2 {
-				requireMoves(t, p, handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), 100), Output: 10_000, After: 50, Moves: []int{20, 120}}, true)
-			}
-		})
-	}
-}
-
-// TestHandoffFaults gives the holder's engine the faults that a front end finds out from its
-// answers: streams move by reprompt, and are right.
-func TestHandoffFaults(t *testing.T) {
-	t.Parallel()
-	for name, faults := range map[string]emulator.Faults{"null": {NoTransferParams: true}, "one token more": {TransferTokens: 1}, "one token less": {TransferTokens: -1}} {
-		t.Run(name, func(t *testing.T) {
-			p, _, _ := newConnectedPair(t, emulator.Config{Faults: faults}, 0)
-			for i, n := range []int{100, 1000} {
-				requireMoves(t, p, handofftest.Stream{At: i % 2, Prompt: ids(uint64(i), n), Output: 10_000, After: 50, Moves: []int{20}}, false)
-			}
-		})
-	}
-}
-
 // TestOverload moves streams away from overloaded engines.
 func TestOverload(t *testing.T) {
 	testkit.SkipSlow(t)

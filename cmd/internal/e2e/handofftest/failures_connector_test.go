@@ -48,11 +48,11 @@ func (c *connection) Run(ctx context.Context) error {
 }
 
 // Replica implements emulator.KVConnector.
-func (c *connection) Replica() (string, bool) { return c.e.id, true }
+func (c *connection) Replica() (string, bool) { return string(c.e.id), true }
 
 // Offer implements emulator.KVConnector.
 func (c *connection) Offer(handle, digest string, blocks []byte) error {
-	all := &c.e.net.offers
+	all := &c.e.scene.offers
 	all.mu.Lock()
 	defer all.mu.Unlock()
 	if all.by == nil {
@@ -69,14 +69,14 @@ func (c *connection) Fetch(ctx context.Context, w emulator.KVWant) ([]byte, erro
 			return nil, err
 		}
 	}
-	if holder := c.e.net.engines[w.Holder]; holder != nil && !holder.waitWhileFrozen(ctx) {
+	if holder := c.e.scene.engineOf(w.Holder); holder != nil && !holder.waitWhileFrozen(ctx) {
 		return nil, ctx.Err()
 	}
-	o, ok := c.e.net.offers.get(w.Handle + w.Digest)
+	o, ok := c.e.scene.offers.get(w.Handle + w.Digest)
 	for range 20 { // the engine may name an offer a moment before it makes it
 		if !ok {
 			time.Sleep(time.Millisecond)
-			o, ok = c.e.net.offers.get(w.Handle + w.Digest)
+			o, ok = c.e.scene.offers.get(w.Handle + w.Digest)
 		}
 	}
 	if !ok {

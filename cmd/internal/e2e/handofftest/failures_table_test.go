@@ -4,8 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net/http"
-	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -16,42 +14,32 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 )
 
-// completion returns a request with a prompt of so many ids.
-func completion(prompt, output int) string {
-	ids := make([]string, prompt)
-	for i := range ids {
-		ids[i] = strconv.Itoa(100 + i*7919%20000)
-	}
-	return fmt.Sprintf(`{"model":"m","prompt":[%s],"max_tokens":%d,"ignore_eos":true,"stream":true,"return_token_ids":true,"stream_options":{"include_usage":true}}`, strings.Join(ids, ","), output)
-}
-
-// chatRequest returns a chat request.
-func chatRequest(output int) string {
-	return fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":"Speak up, please."}],"max_tokens":%d,"ignore_eos":true,"stream":true,"return_token_ids":true,"stream_options":{"include_usage":true}}`, output)
-}
-
-// TestHandoffs moves streams back and forth between healthy engines, at every position within a
-// block: each move is a handoff, and no engine computes a token of a prompt that it fetched.
+// TestHandoffs moves streams back and forth between healthy engines, at positions all over a block:
+// each move is a handoff, and no engine computes a token of a prompt that it fetched.
 func TestHandoffs(t *testing.T) {
-	for name, request := range map[string]struct{ path, body string }{
-		"completions":       {"/v1/completions", completion(90, 3000)},
-		"a long completion": {"/v1/completions", completion(3000, 3000)},
-		"chat":              {"/v1/chat/completions", chatRequest(3000)},
+	for name, q := range map[string]Stream{
+		"completions":       {Prompt: someIDs(90)},
+		"a long completion": {Prompt: someIDs(3000)},
+		"chat":              {Text: "Speak up, please."},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				f := newFleet(t, settings{})
-				s := f.startStream(request.path, request.body, 1)
+				s := newScene(t, settings{})
+				q.Output, q.More = 3000, withUsage
 				for hop := range 33 { // 7 and a block's size have no common factor
-					s.waitFor(2 + 7*hop)
-					s.waitForIdle()
-					if moved, err := s.move(1 - hop%2); err != nil || !moved.Handoff {
-						t.Errorf("hop %d: %+v, %v", hop, moved, err)
+					q.Moves = append(q.Moves, 2+7*hop)
+				}
+				moves, positions := s.Play(q), map[int]bool{}
+				for hop, m := range moves {
+					if positions[m.Length%blockTokens] = true; m.Err != nil || !m.Handoff {
+						t.Errorf("hop %d: %+v", hop, m)
 					}
 				}
-				s.end()
+				if len(moves) != len(q.Moves) || len(positions) < blockTokens/2 {
+					t.Errorf("%d moves, at %d positions within a block", len(moves), len(positions))
+				}
 				// Only handoff legs compute: the ids after their last full block.
-				if n := f.engines[1].metric("vllm:prompt_tokens_by_source_total", "local_compute"); n > 40*blockTokens {
+				if n := s.Sources(1).Computed; n > 40*blockTokens {
 					t.Errorf("r1 has computed %v tokens", n)
 				}
 			})
@@ -68,10 +56,7 @@ const (
 	stayed     way = "stayed"
 )
 
-// replacing returns a change of an answer.
-func replacing(old, text string) func(string) string {
-	return func(s string) string { return strings.Replace(s, old, text, 1) }
-}
+const none, all = "none", "all"
 
 // row is one failure.
 type row struct {
@@ -79,11 +64,12 @@ type row struct {
 	settings settings
 	prompt   int  // ids; 0 means 200
 	long     bool // the stream must last for longer than 20 s
-	before   func(s *stream)
+	before   func(s *scene)
 	want     way
 	lost     bool          // the holder is, so that the target has to compute the KV
 	stall    time.Duration // at most; 0 means 100 ms
-	after    func(s *stream)
+	computed string        // how much of the prompt the target computes: none, all, or "" for any part
+	after    func(s *scene)
 }
 
 // failures is the table of failures; see TestFailures.
@@ -94,81 +80,85 @@ func failures() []row {
 	}
 	return []row{{
 		name: "nothing is wrong", want: handedOver,
-		after: func(s *stream) { s.requireComputed(s.target, 0) },
+		computed: none,
 	}, {
 		name: "a long prompt", prompt: 3000, want: handedOver,
-		after: func(s *stream) { s.requireComputed(s.target, 0) },
+		computed: none,
 	}, {
 		name: "a fetch that fails after five seconds", long: true, want: reprompted, stall: 6 * time.Second,
-		before: func(s *stream) {
+		before: func(s *scene) {
 			s.target.breakFetch = func() error { time.Sleep(5 * time.Second); return errors.New("no answer") }
 		},
 	}, {
 		name: "a fetch that fails at once", want: handedOver, // vLLM does not say that it has computed all
-		before: func(s *stream) { s.target.breakFetch = func() error { return errors.New("refused") } },
-		after:  func(s *stream) { s.requireComputed(s.target, 200) },
+		before:   func(s *scene) { s.target.breakFetch = func() error { return errors.New("refused") } },
+		computed: all,
 	}, {
 		name: "unknown offer", want: handedOver,
-		before: func(s *stream) { s.holder.answer = replacing(`"cascade_handle":"`, `"cascade_handle":"x`) },
-		after:  func(s *stream) { s.requireComputed(s.target, 200) },
+		before: func(s *scene) {
+			s.at(s.holder).SetHooks(Hooks{Kept: func(answer string) string {
+				return strings.Replace(answer, `"cascade_handle":"`, `"cascade_handle":"x`, 1)
+			}})
+		},
+		computed: all,
 	}, {
 		name: "holder killed after the handoff", lost: true, want: reprompted, stall: time.Second,
-		before: func(s *stream) { s.target.fetching = func(*http.Request) { s.holder.kill() } },
-		after:  func(s *stream) { s.holder.start() },
+		before: func(s *scene) { s.whenFetching(func() { s.holder.kill() }) },
+		after:  func(s *scene) { s.holder.start() },
 	}, {
 		name: "holder frozen after the handoff", lost: true, long: true, want: reprompted, stall: 6 * time.Second,
-		before: func(s *stream) { s.target.fetching = func(*http.Request) { s.holder.freeze() } },
-		after:  func(s *stream) { s.holder.thaw() },
+		before: func(s *scene) { s.whenFetching(func() { s.holder.freeze() }) },
+		after:  func(s *scene) { s.holder.thaw() },
 	}, {
 		name: "target fetches after the deadline", settings: settings{front: patient}, long: true, want: reprompted, stall: 16 * time.Second,
-		before: func(s *stream) { s.target.fetching = func(*http.Request) { time.Sleep(20 * time.Second) } },
+		before: func(s *scene) { s.whenFetching(func() { time.Sleep(20 * time.Second) }) },
 	}, {
 		name: "target fetches after the lease, blocks reused", settings: settings{front: patient}, long: true, want: reprompted, stall: 16 * time.Second,
-		before: func(s *stream) {
-			s.target.fetching = func(*http.Request) {
+		before: func(s *scene) {
+			s.whenFetching(func() {
 				s.background.Add(1)
 				defer s.background.Done()
 				time.Sleep(lease + time.Second)
-			}
+			})
 		},
-		after: (*stream).awaitLateFetch,
+		after: (*scene).awaitLateFetch,
 	}, {
 		name: "target hangs until the lease is over, blocks reused", settings: settings{front: patient}, long: true, want: stayed,
-		before: func(s *stream) {
-			s.target.fetching = func(*http.Request) {
-				s.target.fetching = nil
+		before: func(s *scene) {
+			s.whenFetching(func() {
+				s.at(s.target).SetHooks(Hooks{})
 				s.target.Hang()
 				s.background.Go(func() {
 					time.Sleep(lease + 10*time.Second)
 					s.target.Resume()
 				})
-			}
+			})
 		},
-		after: (*stream).awaitLateFetch,
+		after: (*scene).awaitLateFetch,
 	}, {
 		name: "holder hangs, its health is good", want: reprompted, stall: time.Second,
-		before: func(s *stream) { s.holder.Hang() },
-		after:  func(s *stream) { s.holder.Resume() },
+		before: func(s *scene) { s.holder.Hang() },
+		after:  func(s *scene) { s.holder.Resume() },
 	}, {
 		name: "target hangs, its health is good", long: true, want: stayed,
-		before: func(s *stream) { s.target.Hang() },
-		after:  func(s *stream) { s.target.Resume() },
+		before: func(s *scene) { s.target.Hang() },
+		after:  func(s *scene) { s.target.Resume() },
 	}, {
 		name: "holder has preempted the stream", want: reprompted, stall: time.Second,
-		before: func(s *stream) {
+		before: func(s *scene) {
 			testkit.NoError(s.t, s.holder.FillKV(s.t.Context(), 0))
 			time.Sleep(200 * time.Millisecond)
 		},
-		after: func(s *stream) { s.holder.Resume() },
+		after: func(s *scene) { s.holder.Resume() },
 	}, {
 		name: "holder's batch is full", want: reprompted,
-		before: func(s *stream) { s.fill(s.holder) },
+		before: func(s *scene) { s.fill(s.holder) },
 	}, {
 		name: "holder's batch is full, long prompt", prompt: 1500, want: reprompted,
-		before: func(s *stream) { s.fill(s.holder) },
+		before: func(s *scene) { s.fill(s.holder) },
 	}, {
 		name: "target's batch is full", long: true, want: reprompted, // once it has room; the client reads on until then
-		before: func(s *stream) { s.fill(s.target) },
+		before: func(s *scene) { s.fill(s.target) },
 	}, {
 		name: "several tokens a chunk", settings: faults(emulator.Faults{StreamInterval: 8}), want: handedOver, stall: time.Second,
 	}, {
@@ -197,7 +187,7 @@ func TestFailures(t *testing.T) {
 	healthy := new(oracle)
 	for _, row := range failures() {
 		if row.settings.oracle = healthy; row.settings.engine != nil {
-			row.settings.oracle = &oracle{engine: row.settings.engine}
+			row.settings.oracle = new(oracle)
 		}
 		for holder := range 2 {
 			t.Run(fmt.Sprintf("%s/from r%d", row.name, holder), func(t *testing.T) {
@@ -214,105 +204,86 @@ func TestFailures(t *testing.T) {
 }
 
 func (row row) play(t *testing.T, holder int, keepsKV bool) {
-	f := newFleet(t, row.settings)
-	output := 800
+	s := newScene(t, row.settings)
+	s.holder, s.target = s.engines[holder], s.engines[1-holder]
+	q := Stream{Prompt: someIDs(cmp.Or(row.prompt, 200)), Output: 800, Moves: []int{20}, More: withUsage, KeepsKV: keepsKV}
 	if row.long {
-		output = 2500
+		q.Output = 2500
 	}
-	s := f.startStream("/v1/completions", completion(cmp.Or(row.prompt, 200), output), 20)
-	s.holder, s.target = f.engines[0], f.engines[1]
-	if holder == 1 {
-		if _, err := s.move(1); err != nil {
-			t.Fatal(err)
+	away, begun := holder == 1, false // it moves to its holder first
+	if away {
+		q.Moves = []int{20, 40}
+	}
+	q.Ready = func() bool {
+		if away {
+			away = s.busy()
+			return !away
 		}
-		s.holder, s.target = s.target, s.holder
-		s.waitFor(40)
+		if !begun {
+			begun, s.before = true, [2]Sources{s.Sources(0), s.Sources(1)}
+			if row.before != nil {
+				row.before(s)
+			}
+		}
+		return row.want != handedOver || !s.busy()
 	}
-	s.keepsKV = keepsKV
-	s.computed = make(map[*engine]float64)
-	for _, e := range f.engines {
-		s.computed[e] = e.metric("vllm:prompt_tokens_by_source_total", "local_compute")
+	moves := s.Play(q)
+	if len(moves) != len(q.Moves) || moves[0].Err != nil && holder == 1 {
+		t.Fatalf("moves %+v\n%s", moves, &s.Log)
 	}
-	if row.before != nil {
-		row.before(s)
-	}
-	if row.want == handedOver {
-		s.waitForIdle()
-	}
-	moved, err := s.move(1 - holder)
-	got := reprompted
+	moved, got := moves[holder], reprompted
 	switch {
-	case err != nil:
+	case moved.Err != nil:
 		got = stayed
 	case moved.Handoff:
 		got = handedOver
 	}
 	if got != row.want {
-		t.Errorf("the stream %s, want %s: %v", got, row.want, err)
+		t.Errorf("the stream %s, want %s: %v\n%s", got, row.want, moved.Err, &s.Log)
 	}
 	if moved.Stall > cmp.Or(row.stall, 100*time.Millisecond) {
 		t.Errorf("the client waited for %v", moved.Stall)
 	}
+	if n := s.computed(s.target); row.computed == none && n > 0 || row.computed == all && n < float64(len(q.Prompt)) {
+		t.Errorf("the target has computed %v prompt tokens, want %s", n, row.computed)
+	}
 	if row.after != nil {
 		row.after(s)
 	}
-	s.end()
-	for i, e := range f.engines {
-		if err := f.same(f.ask(e.api, "/v1/completions", completion(250, 20)), f.oracle.ask(t, "/v1/completions", completion(250, 20))); err != nil {
-			t.Errorf("afterwards, of r%d's engine: %v", i, err)
-		}
-	}
+	s.requireAnswers()
 }
 
 // awaitLateFetch waits until the target's engine has fetched, if it ever does, in the background what it got too late.
-func (s *stream) awaitLateFetch() {
+func (s *scene) awaitLateFetch() {
 	s.background.Wait()
 	time.Sleep(5 * time.Second)
-}
-
-// fill has other requests take all places of an engine's batch for 15 s, and more of them wait.
-func (s *stream) fill(e *engine) {
-	s.t.Helper()
-	for i := range 12 {
-		go s.ask(e.api, "/v1/completions", completion(10+i, 1000))
-	}
-	testkit.WaitFor(s.t, "requests that wait", func() bool { return e.metric("vllm:num_requests_waiting", "") > 3 })
-}
-
-// requireComputed fails unless an engine has computed so many prompt tokens since the row began, or
-// more if that is not 0.
-func (s *stream) requireComputed(e *engine, least float64) {
-	s.t.Helper()
-	n := e.metric("vllm:prompt_tokens_by_source_total", "local_compute") - s.computed[e]
-	if n < least || least == 0 && n > 0 {
-		s.t.Errorf("engine %s has computed %v prompt tokens", e.id, n)
-	}
 }
 
 // TestPreemptedStreams has a full engine preempt a stream for 20 s while an older one goes on: the
 // stream pauses or goes on elsewhere, and both are whole.
 func TestPreemptedStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, settings{})
-		older := f.startStream("/v1/completions", completion(300, 3500), 20)
-		younger := f.startStream("/v1/completions", completion(200, 400), 20)
-		testkit.WaitFor(t, "both streams", func() bool {
-			n := 0
-			f.fronts[0].EachStream(func(one *frontend.Stream) bool {
-				if one.Request().Output >= 20 {
-					n++
+		s := newScene(t, settings{})
+		streams := [2]Stream{{Prompt: someIDs(300), Output: 3500, More: withUsage}, {Prompt: someIDs(200), Output: 400, More: withUsage}}
+		ended := make(chan struct{})
+		for i, q := range streams {
+			want := s.oracle(q)
+			go func() {
+				defer func() { ended <- struct{}{} }()
+				got, err := s.tryAsk(s.clients[0], q, false)
+				if err != nil || !got.isBeginningOf(&want, true) {
+					t.Errorf("stream %d, %v:\n%s", i, err, got.from(0))
 				}
-				return true
-			})
-			return n == 2
-		})
-		testkit.NoError(t, f.engines[0].FillKV(t.Context(), 1))
+			}()
+			testkit.WaitFor(t, "tokens of the stream", func() bool { return s.legs(20) == i+1 })
+		}
+		testkit.NoError(t, s.engines[0].FillKV(t.Context(), 1))
 		time.Sleep(20 * time.Second)
-		if n := f.engines[0].metric("vllm:num_preemptions_total", ""); n != 1 {
+		if n := s.metric(s.engines[0], "vllm:num_preemptions_total"); n != 1 {
 			t.Errorf("%v preemptions", n)
 		}
-		f.engines[0].Resume()
-		younger.end()
-		older.end()
+		s.engines[0].Resume()
+		<-ended
+		<-ended
 	})
 }

@@ -22,7 +22,6 @@ import (
 	"io"
 	"maps"
 	"math"
-	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -52,18 +51,27 @@ type Pair struct {
 	WholeChats bool
 
 	t       testing.TB
+	net     *network
+	http    *http.Client
 	clients [2]string // base URLs of the front ends
 	peers   [2]string // addresses of their peer listeners
+	// oracle, if not nil, returns the answer of an engine that was never asked for anything else; nil: an engine of the
+	// pair is asked.
+	oracle func(Stream) answer
 }
 
 // New runs front ends of two engines until the test ends, and returns once they serve. edit, if
 // not nil, edits their configuration.
 func New(t testing.TB, model string, engines [2]string, edit func(*frontend.Config)) *Pair {
-	p := &Pair{Engines: engines, Model: model, t: t}
+	return newPair(t, nil, model, engines, edit)
+}
+
+func newPair(t testing.TB, n *network, model string, engines [2]string, edit func(*frontend.Config)) *Pair {
+	p := &Pair{Engines: engines, Model: model, t: t, net: n, http: n.client(t)}
 	for i := range engines {
-		clients, peers := testkit.Must(net.Listen("tcp", "127.0.0.1:0")), testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
+		clients, peers := testkit.Must(n.Listen("tcp", "127.0.0.1:0")), testkit.Must(n.Listen("tcp", "127.0.0.1:0"))
 		c := frontend.Config{Replica: replica(i), Engine: engines[i], Edges: policies.BucketEdges(1<<16, 4), Listener: clients, PeerListener: peers,
-			Handoff: true, Rescuer: p, Logger: p.Log.Logger(),
+			Listen: n.Listen, Dial: n.Dial, Handoff: true, Rescuer: p, Logger: p.Log.Logger(),
 			MigrationTimeout: time.Minute, HealthTimeout: time.Minute, HangTimeout: time.Minute, MinPause: time.Minute} // the host may be busy
 		if edit != nil {
 			edit(&c)
@@ -130,6 +138,8 @@ type Stream struct {
 	More map[string]any
 	// AskOther says that the engine of the other replica is asked for the uninterrupted answer.
 	AskOther bool
+	// KeepsKV says that the last move is one away from a prefill replica, which must keep the stream's KV.
+	KeepsKV bool
 }
 
 // busy reports whether an engine's latest report shows requests that wait, so that its front end
@@ -170,8 +180,9 @@ func (s Stream) body(model string) []byte {
 // answer is what a client reads.
 type answer struct {
 	ids             []uint32
-	text, reasoning strings.Builder
+	text, reasoning string
 	prompt          int
+	finish, usage   string       // usage: tokens of the prompt and of the output, if the stream has them
 	last            gjson.Result // for a Proxy
 }
 
@@ -184,22 +195,27 @@ func (a *answer) add(event gjson.Result) {
 		a.ids = append(a.ids, uint32(id.Uint()))
 	}
 	for _, field := range [...]string{"text", "delta.content", "message.content"} {
-		a.text.WriteString(choice.Get(field).Str)
+		a.text += choice.Get(field).Str
 	}
-	a.reasoning.WriteString(choice.Get("delta.reasoning").Str)
+	a.reasoning += choice.Get("delta.reasoning").Str
+	if reason := choice.Get("finish_reason").Str; reason != "" {
+		a.finish = reason
+	}
+	if u := event.Get("usage"); u.IsObject() && !choice.Exists() {
+		a.usage = fmt.Sprint(u.Get("prompt_tokens"), " ", u.Get("completion_tokens"))
+	}
 }
 
 // from shows the answer from one of its tokens on.
 func (a *answer) from(token int) string {
-	return fmt.Sprintf("%v…\nreasoning %q\ntext %q", a.ids[token:], a.reasoning.String(), a.text.String())
+	return fmt.Sprintf("%v…\nreasoning %q\ntext %q\nfinish %q, usage %q", a.ids[token:], a.reasoning, a.text, a.finish, a.usage)
 }
 
 // isBeginningOf reports whether a client that has left has read the beginning of an answer; it may lack the rest of a
 // character. complete says that it has read all of it.
 func (a *answer) isBeginningOf(all *answer, complete bool) bool {
-	text, reasoning := a.text.String(), a.reasoning.String()
-	return slices.Equal(a.ids, all.ids) && strings.HasPrefix(all.text.String(), text) && strings.HasPrefix(all.reasoning.String(), reasoning) &&
-		(!complete || text == all.text.String()) && (text == "" && !complete || reasoning == all.reasoning.String())
+	return slices.Equal(a.ids, all.ids) && strings.HasPrefix(all.text, a.text) && strings.HasPrefix(all.reasoning, a.reasoning) &&
+		(!complete || a.text == all.text && a.finish == all.finish && a.usage == all.usage) && (a.text == "" && !complete || a.reasoning == all.reasoning)
 }
 
 // Play plays a stream with its moves, and compares it with the engine's own answer to the same
@@ -209,7 +225,8 @@ func (p *Pair) Play(s Stream) []Moved {
 	p.t.Helper()
 	ctx, leave := context.WithCancel(p.t.Context())
 	defer leave()
-	resp := p.post(ctx, p.clients[s.At]+s.path(), s.body(p.Model))
+	resp, err := p.tryPost(ctx, p.clients[s.At]+s.path(), s.body(p.Model))
+	testkit.NoError(p.t, err)
 	defer resp.Body.Close()
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, maxEvent)
@@ -300,9 +317,10 @@ func (c *client) mayMove(least int) bool {
 func (c *client) move() {
 	c.moving, c.pause, c.last = true, 0, time.Now()
 	id, length := c.pair.streamOf(c.stream.At), c.got.prompt+len(c.got.ids)
-	reasoning := c.got.reasoning.Len() > 0 && c.got.text.Len() == 0
+	reasoning := c.got.reasoning != "" && c.got.text == ""
+	keepsKV := c.stream.KeepsKV && len(c.moves) == len(c.stream.Moves)-1
 	go func() {
-		m := c.pair.move(c.stream.At, id, length)
+		m := c.pair.move(c.stream.At, id, length, keepsKV)
 		m.Reasoning = reasoning
 		c.results <- m
 	}()
@@ -340,7 +358,10 @@ func readEvents(ctx context.Context, lines *bufio.Scanner) <-chan string {
 
 // ask returns the engine's own answer. It is streamed, too: vLLM loses the beginning of a character before the end of
 // the reasoning in streams only.
-func (p *Pair) ask(s Stream) (a answer) {
+func (p *Pair) ask(s Stream) answer {
+	if p.oracle != nil {
+		return p.oracle(s)
+	}
 	at := s.At
 	if s.AskOther {
 		at = 1 - at
@@ -349,11 +370,22 @@ func (p *Pair) ask(s Stream) (a answer) {
 	if whole {
 		s.More = map[string]any{"stream": false}
 	}
-	resp := p.post(p.t.Context(), p.Engines[at]+s.path(), s.body(p.Model))
+	a, err := p.tryAsk(p.Engines[at], s, whole)
+	testkit.NoError(p.t, err)
+	return a
+}
+
+// tryAsk returns the answer of a base URL, whole or as a stream, on any goroutine.
+func (p *Pair) tryAsk(url string, s Stream, whole bool) (a answer, err error) {
+	resp, err := p.tryPost(p.t.Context(), url+s.path(), s.body(p.Model))
+	if err != nil {
+		return a, err
+	}
 	defer resp.Body.Close()
 	if whole {
-		a.add(gjson.ParseBytes(testkit.Must(io.ReadAll(resp.Body))))
-		return a
+		text, err := io.ReadAll(resp.Body)
+		a.add(gjson.ParseBytes(text))
+		return a, err
 	}
 	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, maxEvent)
@@ -362,20 +394,23 @@ func (p *Pair) ask(s Stream) (a answer) {
 			a.add(gjson.Parse("{" + data))
 		}
 	}
-	return a
+	return a, lines.Err()
 }
 
-func (p *Pair) post(ctx context.Context, url string, body []byte) *http.Response {
-	p.t.Helper()
-	req := testkit.Must(http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body)))
-	req.Header.Set("Content-Type", "application/json")
-	resp, err := http.DefaultClient.Do(req)
-	testkit.NoError(p.t, err)
-	if resp.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(resp.Body)
-		p.t.Fatalf("%s: %s: %s", url, resp.Status, text)
+// tryPost sends a body and returns the answer, which has status 200.
+func (p *Pair) tryPost(ctx context.Context, url string, body []byte) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
 	}
-	return resp
+	req.Header.Set("Content-Type", "application/json")
+	resp, err := p.http.Do(req)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		err = fmt.Errorf("%s: %s: %s", url, resp.Status, text)
+	}
+	return resp, err
 }
 
 // streamOf returns the id of the one stream of a front end's clients.
@@ -385,7 +420,7 @@ func (p *Pair) streamOf(front int) (id string) {
 }
 
 // move moves a stream to the other replica.
-func (p *Pair) move(front int, id string, length int) Moved {
+func (p *Pair) move(front int, id string, length int, keepsKV bool) Moved {
 	h, ok := p.Front[front].Holder(id)
 	if !ok {
 		return Moved{Length: length, Err: frontend.ErrNoStream}
@@ -394,7 +429,7 @@ func (p *Pair) move(front int, id string, length int) Moved {
 	if h.Replica == replica(1) {
 		from, to = 1, 0
 	}
-	result, err := p.Front[front].Migrate(context.Background(), frontend.Migration{Stream: id, From: h.Replica, FromAddress: p.peers[from], Epoch: h.Epoch, To: p.target(to), Cached: -1})
+	result, err := p.Front[front].Migrate(context.Background(), frontend.Migration{Stream: id, From: h.Replica, FromAddress: p.peers[from], Epoch: h.Epoch, To: p.target(to), Cached: -1, KeepsKV: keepsKV})
 	return Moved{MigrationResult: result, Length: length, Err: err}
 }
 
@@ -414,7 +449,7 @@ func (s Sources) Sub(before Sources) Sources {
 
 // Counter returns the sum of an engine's series of a metric that have a label.
 func (p *Pair) Counter(engine int, metric, label string) float64 {
-	return Counter(p.t, http.DefaultClient, p.Engines[engine], metric, label)
+	return Counter(p.t, p.http, p.Engines[engine], metric, label)
 }
 
 // Counter returns the sum of the series of a metric, of the engine with a base URL, whose labels contain a text.

@@ -78,7 +78,7 @@ func PlayPrefixPulls(t *testing.T, model string, engines [2]string, edit func(*f
 func (p *Pair) complete(url string, prompt []uint32) (out []uint32) {
 	p.t.Helper()
 	body := testkit.Must(json.Marshal(map[string]any{"model": p.Model, "prompt": prompt, "max_tokens": 20, "temperature": 0, "ignore_eos": true, "return_token_ids": true}))
-	resp, err := http.Post(url+"/v1/completions", "application/json", bytes.NewReader(body))
+	resp, err := p.http.Post(url+"/v1/completions", "application/json", bytes.NewReader(body))
 	testkit.NoError(p.t, err)
 	defer resp.Body.Close()
 	answer := testkit.Must(io.ReadAll(resp.Body))

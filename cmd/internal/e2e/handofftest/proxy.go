@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -22,6 +21,7 @@ type Proxy struct {
 
 	t      testing.TB
 	engine string
+	http   *http.Client
 
 	mu      sync.Mutex
 	hooks   Hooks
@@ -77,10 +77,12 @@ func (g *Gate) pass(ctx context.Context, ids int, event gjson.Result) {
 
 // NewProxy runs a proxy of an engine until the test ends.
 func NewProxy(t testing.TB, engine string, hooks Hooks) *Proxy {
-	p := &Proxy{t: t, engine: engine, hooks: hooks}
-	s := httptest.NewServer(http.HandlerFunc(p.serve))
-	t.Cleanup(s.Close)
-	p.URL = s.URL
+	return newProxy(t, nil, engine, hooks)
+}
+
+func newProxy(t testing.TB, n *network, engine string, hooks Hooks) *Proxy {
+	p := &Proxy{t: t, engine: engine, hooks: hooks, http: n.client(t)}
+	p.URL, _ = n.serve(t, "127.0.0.1:0", http.HandlerFunc(p.serve))
 	return p
 }
 
@@ -148,7 +150,7 @@ func (p *Proxy) forward(w http.ResponseWriter, r *http.Request, body []byte, kee
 		panic(http.ErrAbortHandler)
 	}
 	out.Header = r.Header.Clone()
-	resp, err := http.DefaultTransport.RoundTrip(out)
+	resp, err := p.http.Transport.RoundTrip(out)
 	if err != nil {
 		panic(http.ErrAbortHandler)
 	}

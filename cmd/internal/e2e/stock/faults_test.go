@@ -43,15 +43,8 @@ type faultFleet struct {
 // newFaultFleet runs front ends for engines until the test ends, with a stream from an engine to the other one.
 func newFaultFleet(t *testing.T, engines []*engine, seed uint64, holder int) *faultFleet {
 	f := &faultFleet{t: t, engines: engines, holder: engines[holder], target: engines[1-holder]}
-	for i, e := range engines {
-		f.proxies[i] = handofftest.NewProxy(t, e.URL, handofftest.Hooks{})
-	}
-	f.Pair = handofftest.New(t, model, [2]string{engines[0].URL, engines[1].URL}, func(c *frontend.Config) {
-		i := 0
-		if c.Replica == "r1" {
-			i = 1
-		}
-		c.Engine, c.MigrationTimeout, c.Cost.D0 = f.proxies[i].URL, 0, 1
+	f.Pair, f.proxies = handofftest.NewProxied(t, model, [2]string{engines[0].URL, engines[1].URL}, func(c *frontend.Config) {
+		c.MigrationTimeout, c.Cost.D0 = 0, 1
 	})
 	f.stream = handofftest.Stream{At: holder, Output: 3500, Moves: []int{20}, After: 60}
 	for _, id := range randomIDs(seed, 200) {
