@@ -55,6 +55,18 @@ func TestFigures(t *testing.T) {
 	}
 }
 
+// TestWhy checks what an operator reads about a generation.
+func TestWhy(t *testing.T) {
+	for want, s := range map[string]lifecycle.Status{
+		"": {}, "few calls": {Reason: "few calls"},
+		"would not be promoted: 3 worse; few calls": {Reason: "few calls", Blocked: "3 worse"}, "inconclusive: 1 worse": {Inconclusive: "1 worse"},
+	} {
+		if got := s.Why(); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 // TestCheckGoal goes through the parameters of a canary for both sorts of kinds.
 func TestCheckGoal(t *testing.T) {
 	for _, c := range []struct {

@@ -322,6 +322,19 @@ func TestDecodeStatuses(t *testing.T) {
 	}
 }
 
+// TestStatuses checks that a control plane reads what a host reports.
+func TestStatuses(t *testing.T) {
+	s := lifecycle.SlotStatus{Kind: "place", Host: "h", Active: 6, Candidate: 7, Permille: 3, Scope: "s", Floor: 8, Refused: "too old", Modules: []lifecycle.Status{{
+		Generation: 7, Phase: lifecycle.Canary, Reached: lifecycle.Canary, Goal: lifecycle.ToActive, Permille: 5, Name: "n", Version: "1.0",
+		SHA256: lifecycle.Digest{1}, SinceUnixMillis: 9, Reason: "few calls", Blocked: "3 worse", Inconclusive: "1 worse",
+		Calls: 50, Faults: 1, Starved: 2, Figures: lifecycle.Figures{Compared: 31, Differ: 13, Worse: 12},
+	}}}
+	got, dropped := DecodeStatuses([]*api.SlotStatus{EncodeStatus(s)})
+	if want := []lifecycle.SlotStatus{s}; dropped != 0 || !reflect.DeepEqual(got, want) {
+		t.Errorf("%d dropped\n%+v\n%+v", dropped, got, want)
+	}
+}
+
 // TestEncodeStatusCutsNoCharacter checks that a report with a long reason in any script can be sent: Protobuf refuses a
 // whole message for one string that is not valid UTF-8.
 func TestEncodeStatusCutsNoCharacter(t *testing.T) {
