@@ -41,11 +41,8 @@ type Config struct {
 	// Gates has the promotion gates and fault limits of each kind. A Canary.Compared of 0
 	// becomes half of the recorded share of Canary.Calls, and at least 1.
 	Gates [abi.NumKinds]Gates
-	// Cache is the folder for compiled code, with its bounds; see host.Config. "" means
-	// none.
-	Cache        string
-	CacheBytes   int64
-	CacheModules int
+	// Cache is the folder for compiled code; see host.Config. "" means none.
+	Cache string
 	// File keeps across restarts which statements were admitted. Without it, "", a
 	// host that restarts admits any signed statement.
 	File string

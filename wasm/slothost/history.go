@@ -105,23 +105,18 @@ type historyFile struct {
 
 // readHistory reads a file. A missing file, and the name "", are empty.
 func readHistory(name string) (map[string]history, error) {
-	if name == "" {
+	info, err := os.Stat(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return nil, nil
-	}
-	f, err := os.Open(name)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
+	case err != nil:
 		return nil, err
-	}
-	defer f.Close()
-	if info, err := f.Stat(); err != nil {
-		return nil, err
-	} else if !info.Mode().IsRegular() || info.Mode().Perm()&0o022 != 0 {
+	case !info.Mode().IsRegular():
+		return nil, fmt.Errorf("%s: mode %s: must be a regular file", name, info.Mode())
+	case info.Mode().Perm()&0o022 != 0:
 		return nil, fmt.Errorf("%s: mode %s: others may write to it: chmod 600", name, info.Mode())
 	}
-	b, err := io.ReadAll(io.LimitReader(f, maxHistory+1))
+	b, err := atomicfile.Read(name, maxHistory)
 	if err != nil {
 		return nil, err
 	}
@@ -134,9 +129,6 @@ func readHistory(name string) (map[string]history, error) {
 
 // decodeHistory decodes the content of a file.
 func decodeHistory(b []byte) (map[string]history, error) {
-	if len(b) > maxHistory {
-		return nil, fmt.Errorf("longer than %d bytes", maxHistory)
-	}
 	var file historyFile
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()

@@ -1,10 +1,12 @@
 package slothost
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
@@ -80,7 +82,7 @@ func TestBadFile(t *testing.T) {
 		"too many or":    `{"format": "cascade-policy-slots/1", "slots": {"place": {"rolled_back": [2, 1]}}}`,
 		"too many":       `{"format": "cascade-policy-slots/1", "slots": {"place": {"mark": {"generation": 9, "sha256": "` + strings.Repeat("0", 64) + `"}, "ran": [` + strings.Repeat(`{"generation": 1, "sha256": "`+strings.Repeat("0", 64)+`"}, `, maxRan) + `{"generation": 1, "sha256": "` + strings.Repeat("0", 64) + `"}]}}}`,
 		"unsorted":       `{"format": "cascade-policy-slots/1", "slots": {"place": {"rolled_back": [` + strings.Repeat("1, ", maxRolledBack) + `1]}}}`,
-		"longer than":    strings.Repeat(" ", maxHistory+1),
+		"larger than":    strings.Repeat(" ", maxHistory+1),
 		"data after":     `{"format": "cascade-policy-slots/1"} {}`,
 	} {
 		testkit.NoError(t, os.WriteFile(name, []byte(text), 0o600))
@@ -99,9 +101,10 @@ func TestBadFile(t *testing.T) {
 	}
 	testkit.NoError(t, os.WriteFile(name, []byte(`{"format": "cascade-policy-slots/1"}`), 0o600))
 	testkit.NoError(t, os.Chmod(name, 0o622))
-	if s, _ := running(t, c); s.Err() == nil || !strings.Contains(s.Err().Error(), "chmod") {
-		t.Error(s.Err())
-	}
+	testkit.WantError(t, testkit.Must(New(c)).Err(), "chmod")
+	// Opening a pipe would wait for a writer.
+	testkit.NoError(t, errors.Join(os.Remove(name), syscall.Mkfifo(name, 0o600)))
+	testkit.WantError(t, testkit.Must(New(c)).Err(), "must be a regular file")
 }
 
 // TestFileIsTheOwners checks that only the owner can access the file, that it is replaced

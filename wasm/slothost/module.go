@@ -71,7 +71,7 @@ func (s *slot) compile(ctx context.Context, c lifecycle.Candidate) (*module, err
 	limits[s.kind] = least(limits[s.kind], host.DefaultLimit(s.kind), grant)
 	loaded, err := host.Load(ctx, host.Config{
 		Kinds: []abi.Kind{s.kind}, Limits: limits, Engine: s.host.engine, Watchdog: s.host.watch, Logger: log,
-		Cache: config.Cache, CacheBytes: config.CacheBytes, CacheModules: config.CacheModules,
+		Cache: config.Cache,
 	}, c.Module)
 	if err != nil {
 		return nil, err

@@ -3,7 +3,6 @@ package slothost
 import (
 	"context"
 	"errors"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -247,20 +246,6 @@ func TestReplayGoesOn(t *testing.T) {
 		if f, err := m.replay(c.ctx, c.active); err != nil || f.Calls != c.want {
 			t.Errorf("%+v, %v; want %d calls", f, err, c.want)
 		}
-	}
-}
-
-// TestCacheIsBounded checks that the least recently compiled module is removed.
-func TestCacheIsBounded(t *testing.T) {
-	c := config(t)
-	c.Cache, c.CacheModules = t.TempDir(), 2
-	_, s := alone(t, c, abi.Select)
-	for n := range int64(5) {
-		code := hosttest.LeastLoadModule(hosttest.OneIn(1<<40+n, hosttest.Unreachable))
-		testkit.NoError(t, testkit.Must(s.compile(t.Context(), signedModule(t, code, abi.Select, nil, nil))).close())
-	}
-	if kept := testkit.Must(filepath.Glob(filepath.Join(c.Cache, "*", "*"))); len(kept) != 2 {
-		t.Errorf("%v are kept", kept)
 	}
 }
 

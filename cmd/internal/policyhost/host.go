@@ -55,9 +55,6 @@ func NewHost(c HostConfig) (*Host, error) {
 		return nil, err
 	}
 	log := cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
-	if err := set.Err(); err != nil {
-		log.Error("no module is taken; the built-in policies decide", "error", err)
-	}
 	return &Host{Slots: set, Native: c.Native, policies: p, name: nodeName(c.Role, c.Name), log: log}, nil
 }
 
