@@ -32,16 +32,29 @@ func (w *blockWriter) serveAsks() error {
 		if err := w.lease.CheckAnnounced(blocks); err != nil {
 			return err
 		}
-		out.Write(appendHead(buf[:0], kindAnswer, len(blocks))) // Flush returns the error of all writes
-		if w.lease.Memory.Device != nil {
-			err = w.writeDeviceBlocks(out, blocks)
-		} else {
-			err = w.writeHostBlocks(out, blocks)
-		}
-		if err = errors.Join(err, out.Flush()); err != nil {
+		if err := w.writeAnswer(out, appendHead(buf[:0], kindAnswer, len(blocks)), blocks); err != nil {
 			return err
 		}
 	}
+}
+
+// writeAnswer writes the answer to an ask, inside the lease.
+func (w *blockWriter) writeAnswer(out *bufio.Writer, head []byte, blocks []uint32) error {
+	if !w.lease.Enter() {
+		return errors.New("the grant is over")
+	}
+	defer w.lease.Leave()
+	if _, err := out.Write(head); err != nil {
+		return err
+	}
+	write := w.writeHostBlocks
+	if w.lease.Memory.Device != nil {
+		write = w.writeDeviceBlocks
+	}
+	if err := write(out, blocks); err != nil {
+		return err
+	}
+	return out.Flush()
 }
 
 // writeHostBlocks writes blocks of mapped memory.
@@ -77,13 +90,8 @@ func (w *blockWriter) writeDeviceBlocks(out *bufio.Writer, blocks []uint32) erro
 	return nil
 }
 
-// Write writes to the connection, inside the lease: what it sends was read before the lease was over, even if it was copied
-// to a buffer since.
+// Write writes to the connection. The end of the lease closes that, so that no receiver keeps Revoke waiting.
 func (w *blockWriter) Write(b []byte) (int, error) {
-	if !w.lease.Enter() {
-		return 0, errors.New("the grant is over")
-	}
-	defer w.lease.Leave()
 	deadline := time.Now().Add(stallTimeout)
 	if w.lease.Deadline.Before(deadline) {
 		deadline = w.lease.Deadline

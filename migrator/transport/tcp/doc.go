@@ -8,8 +8,8 @@
 //
 // Invariants:
 //
-//  1. The source writes only inside the lease, and what it has read before. After Revoke the
-//     receiver gets at most the bytes that the sockets hold already.
+//  1. The source reads its pool only inside the lease. After Revoke the receiver gets at
+//     most the bytes that the sockets hold already.
 //  2. The source sends announced blocks only (transport.Transport): an ask for any other one
 //     ends the connection.
 //  3. With a trust domain, a ticket is accepted only with the certificate of the migrator
