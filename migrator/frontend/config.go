@@ -155,7 +155,8 @@ type Config struct {
 	MaxBody int64
 	// MaxBodies bounds the memory, in bytes, of all requests that arrive or wait for the
 	// engine's answer, copies included; those beyond it are refused. As much again is for
-	// peers' legs, each of which may take all of it, and for answers that clients read too slowly. 0 means 16 times MaxBody.
+	// peers' legs, each of which may take all of it, and for answers that clients read too slowly. 0 means 16 times
+	// MaxBody.
 	MaxBodies int64
 	// BodyRate is the slowest rate of a body, in bytes per second: every 10 s must bring that
 	// much. 0 means 32 KiB in 10 s.

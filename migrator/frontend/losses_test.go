@@ -105,8 +105,8 @@ func TestRequestOfDeath(t *testing.T) {
 	}
 }
 
-// TestAnswersOfDeadEngine checks an engine whose core dies, and whose HTTP server answers 500 to what it has: the proxy is
-// asked to send it to another one.
+// TestAnswersOfDeadEngine checks an engine whose core dies, and whose HTTP server answers 500 to what it has: the
+// proxy is asked to send it to another one.
 func TestAnswersOfDeadEngine(t *testing.T) {
 	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
 		die := func(w http.ResponseWriter, r *http.Request) {

@@ -24,8 +24,8 @@ func (srv *Server) relayResponse(w http.ResponseWriter, b openedLeg, l losses, k
 	defer b.release()
 	if b.local != nil {
 		b.local.work.AddOutput(0)
-		if b.response.StatusCode == http.StatusOK { // a refusal comes from the engine's HTTP server, which also works when the core hangs
-			srv.brought.Add(1)
+		if b.response.StatusCode == http.StatusOK {
+			srv.brought.Add(1) // a refusal comes from the engine's HTTP server, which also works when the core hangs
 		}
 	}
 	copyToClient(w, b.header)

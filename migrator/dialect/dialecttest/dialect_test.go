@@ -102,7 +102,8 @@ func TestWithheld(t *testing.T) {
 	})
 }
 
-// TestUnknownEngine checks that an engine that has not said what it is gets nothing that any kind of engine must not get.
+// TestUnknownEngine checks that an engine that has not said what it is gets nothing that any kind of engine must not
+// get.
 func TestUnknownEngine(t *testing.T) {
 	all := known.Dialects()
 	spoken := all[0].Capabilities().Fields.Withheld

@@ -219,8 +219,8 @@ func generateVLLM(e *engine, w http.ResponseWriter, path string, q map[string]an
 // vocabulary is how many token ids the model has.
 const vocabulary = 1000
 
-// generateSGLang answers like SGLang 0.5.23: a bias of a token is refused with the vocabulary, streamed chats have no token ids, and /generate sends the whole
-// answer with each event.
+// generateSGLang answers like SGLang 0.5.23: a bias of a token is refused with the vocabulary, streamed chats have no
+// token ids, and /generate sends the whole answer with each event.
 func generateSGLang(e *engine, w http.ResponseWriter, path string, q map[string]any) {
 	ids := q["return_token_ids"] == true
 	if bias, ok := q["logit_bias"].(map[string]any); ok {

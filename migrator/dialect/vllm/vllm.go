@@ -21,7 +21,8 @@ var fields = &openai.Fields{
 	IDs: "return_token_ids",
 	Withheld: []string{"kv_transfer_params", "ec_transfer_params", "request_id",
 		// An engine that has not said yet what it is is spoken to as vLLM: these are those of the others.
-		"rid", "bootstrap_host", "bootstrap_port", "bootstrap_room", "session_params", "data_parallel_rank", "routed_dp_rank", "disagg_prefill_dp_rank"},
+		"rid", "bootstrap_host", "bootstrap_port", "bootstrap_room", "session_params", "data_parallel_rank",
+		"routed_dp_rank", "disagg_prefill_dp_rank"},
 	Nested: "vllm_xargs", // its members get into the same table as kv_transfer_params
 	Features: map[string]policies.Features{
 		"use_beam_search": policies.Choices, "prompt_logprobs": policies.PromptLogprobs, "prompt_embeds": policies.Multimodal,

@@ -45,8 +45,7 @@
 // # A rescue
 //
 // A leg is lost when it ends without [DONE], or its engine reports that it failed or
-// has aborted the request. If the
-// migration under way has all ids that it needs, the stream waits for it. If the
+// has aborted the request. If the migration under way has all ids that it needs, the stream waits for it. If the
 // client has the whole text, the machine writes what follows it. Else the pump
 // seeks a replica, MaxAttempts times at most, and the stream goes on there from the
 // client's ids. Each attempt has an epoch of its own.
