@@ -83,33 +83,6 @@ func TestRefused(t *testing.T) {
 	testkit.NoError(t, checkBytes(make([]byte, maxModule), lifecycle.Sum(make([]byte, maxModule))))
 }
 
-// TestHostileModules checks that signed modules that misbehave are rejected with a reason,
-// and that every call is answered meanwhile.
-func TestHostileModules(t *testing.T) {
-	c := config(t)
-	c.Gates[abi.Select].Shadow.Calls = 500
-	s, _ := running(t, c)
-	generation, calls := lifecycle.Generation(100), 0
-	for reason, code := range map[string][]byte{
-		"does not export cs_bid_select":  hosttest.Policy().Encode(),
-		"compile: ":                      []byte("\x00asm\x01\x00\x00\x00\xff\xff\xff"),
-		"out of fuel":                    hosttest.LeastLoadModule(hosttest.Forever),
-		"warm: vector 0: bid-select: tr": hosttest.LeastLoadModule(hosttest.Unreachable),
-		"bad output":                     hosttest.LeastLoadModule(hosttest.Result(0, 1<<30), hosttest.Return),
-		"in shadow":                      hosttest.LeastLoadModule(hosttest.OneIn(50, hosttest.Unreachable)),
-	} {
-		generation++
-		apply(t, s, want(candidate(t, generation, lifecycle.ToActive, code)))
-		waitFor(t, "it is rejected: "+reason, func() bool { ask(t, s, calls); calls++; return phase(s, generation) == "rejected" })
-		if l := statusOf(s, abi.Select, generation); !strings.Contains(l.Reason, reason) {
-			t.Errorf("%q, want %q", l.Reason, reason)
-		}
-	}
-	if st := s.Status()[0]; st.Active != 0 || st.Floor != generation {
-		t.Errorf("%+v", st)
-	}
-}
-
 func TestConfigIsChecked(t *testing.T) {
 	for want, change := range map[string]func(*Config){
 		"":                  func(c *Config) { c.Kinds = []abi.Kind{abi.Place, abi.Select} },

@@ -285,21 +285,6 @@ func TestFaultsWhileActive(t *testing.T) {
 	}
 }
 
-// TestWorseInShadow checks that a module that selects worse bids than the active policy
-// stays in shadow, and is rejected there by the host's own comparison.
-func TestWorseInShadow(t *testing.T) {
-	s, _ := running(t, config(t))
-	last := hosttest.Policy(hosttest.Function("cs_bid_select_v1", nil, // the last bid wins
-		hosttest.I32(0), hosttest.Load32(hosttest.Arena+28), hosttest.Op(0x45), hosttest.If(hosttest.I64(1<<32), hosttest.Return),
-		hosttest.I32(0), hosttest.Load32(hosttest.Arena+28), hosttest.I32(1), hosttest.Op(0x6b), hosttest.Op(0xad))).Encode()
-	apply(t, s, want(candidate(t, 5, lifecycle.ToActive, last)))
-	calls := 0
-	waitFor(t, "it is rejected", func() bool { ask(t, s, calls); calls++; return phase(s, 5) == "rejected" })
-	if l := statusOf(s, abi.Select, 5); !strings.Contains(l.Reason, "in shadow: ") || !strings.Contains(l.Reason, "worse") {
-		t.Errorf("%+v", l)
-	}
-}
-
 // TestRestart checks that the active module comes back at once after a restart, even if it
 // is below the floor, and that older ones do not.
 func TestRestart(t *testing.T) {

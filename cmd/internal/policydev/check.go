@@ -110,7 +110,10 @@ func Test(ctx context.Context, s *Subject, c TestConfig) (Report, error) {
 		t.check("same as native", func() (string, error) { return t.equality(twin, frames) })
 		t.check("fuel", func() (string, error) { return t.fuel(frames) })
 		t.check("leaks", t.leaks)
-		t.check("replay", func() (string, error) { return t.replay(frames) })
+		t.check("replay", func() (string, error) {
+			played, err := t.replay(frames)
+			return fmt.Sprintf("%s twice: equal results, fuel and memory (%.12s)", plural(len(frames), "frame"), played.Memory), err
+		})
 		if err := ctx.Err(); err != nil {
 			return r, err
 		}
@@ -310,26 +313,27 @@ func (t *tester) leaks() (text string, err error) {
 	return text, err
 }
 
-// replay checks that two instances give the same answers to the same frames.
-func (t *tester) replay(frames []Frame) (string, error) {
+// replay checks that two instances give the same answers to the same frames, and returns
+// these.
+func (t *tester) replay(frames []Frame) (ReplayResult, error) {
 	a, err := Replay(t.ctx, t.subject, frames)
 	if err != nil {
-		return "", err
+		return a, err
 	}
 	b, err := Replay(t.ctx, t.subject, frames)
 	if err != nil {
-		return "", err
+		return a, err
 	}
 	for n := range a.Records {
 		if !a.Records[n].Equal(&b.Records[n]) {
-			return "", fmt.Errorf("frame %d: one instance says %s after %d ticks, the other %s after %d: a policy may depend on nothing but its call",
+			return a, fmt.Errorf("frame %d: one instance says %s after %d ticks, the other %s after %d: a policy may depend on nothing but its call",
 				n, describeDecision(&a.Records[n]), a.Records[n].Fuel, describeDecision(&b.Records[n]), b.Records[n].Fuel)
 		}
 	}
 	if a.Memory != b.Memory {
-		return "", errors.New("two instances have different memories after the same calls")
+		return a, errors.New("two instances have different memories after the same calls")
 	}
-	return fmt.Sprintf("%s twice: equal results, fuel and memory (%s)", plural(len(frames), "frame"), a.Memory[:12]), nil
+	return a, nil
 }
 
 // recorded replays recorded calls and compares the answers.
@@ -343,10 +347,7 @@ func (t *tester) recorded(all []Frame) (string, error) {
 	if len(frames) == 0 {
 		return "", skipError(fmt.Sprintf("none of %d frames is of a kind that the module decides", len(all)))
 	}
-	if text, err := t.replay(frames); err != nil {
-		return text, err
-	}
-	played, err := Replay(t.ctx, t.subject, frames)
+	played, err := t.replay(frames)
 	if err != nil {
 		return "", err
 	}
