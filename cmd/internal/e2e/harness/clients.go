@@ -3,6 +3,7 @@ package harness
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -95,6 +96,55 @@ func (c *Clients) Get(url string) (string, error) {
 		err = fmt.Errorf("%s: %d: %s", url, status, body)
 	}
 	return string(body), err
+}
+
+// Status fetches the state of a control plane, whose admin server has this base URL, once.
+func (c *Clients) Status(admin string) (s control.Status, err error) {
+	body, err := c.Get(admin + "/status")
+	if err == nil {
+		err = json.Unmarshal([]byte(body), &s)
+	}
+	return s, err
+}
+
+// AwaitStatus waits until the control plane's state meets a condition.
+func (c *Clients) AwaitStatus(what string, holds func(control.Status) bool) {
+	c.T.Helper()
+	c.WaitFor(what, func() bool {
+		s, err := c.Status(c.Admin)
+		return err == nil && holds(s)
+	})
+}
+
+// AwaitServing waits until a replica receives requests.
+func (c *Clients) AwaitServing(id string) {
+	c.T.Helper()
+	c.AwaitStatus(id+" serves", func(s control.Status) bool {
+		r := Find(s, id)
+		return r.Health == "healthy" && r.Weight > 0 && r.Connected && len(r.Drain) == 0
+	})
+}
+
+// Tally logs migrations by cause and path, and returns how many were done.
+func Tally(t testing.TB, migrations []control.Migration) (done int) {
+	t.Helper()
+	by, stall := map[string]int{}, 0.0
+	for _, m := range migrations {
+		key := m.Cause + " " + m.Method + " " + m.State
+		if m.Transport != "" {
+			key += " by " + m.Transport
+		}
+		if m.Reason != "" {
+			key += ": " + m.Reason
+		}
+		by[key]++
+		if m.State == "done" {
+			done++
+			stall = max(stall, m.Stall)
+		}
+	}
+	t.Logf("migrations: %v; longest stall %.1f ms", by, stall*1e3)
+	return done
 }
 
 // do sends a request and reads the whole answer.

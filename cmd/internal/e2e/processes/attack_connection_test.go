@@ -94,7 +94,7 @@ func exchange(address string, attack []byte, halfClose bool) (string, error) {
 // served returns why an ordinary client of a port is not served.
 func (f *attackedFleet) served(port string) error {
 	address := f.ports[port]
-	client := http.Client{Transport: f.http.Transport, Timeout: attackPatience}
+	client := http.Client{Transport: f.HTTP.Transport, Timeout: attackPatience}
 	get := func(path string) error {
 		resp, err := client.Get("http://" + address + path)
 		if err != nil {

@@ -13,7 +13,7 @@ func TestAttackRequestOfDeath(t *testing.T) {
 	f := newAttackedFleet(t, 4)
 	for _, port := range []string{"envoy", "proxy"} {
 		for _, stream := range []string{"", `,"stream":true`} {
-			resp, err := f.http.Post("http://"+f.ports[port]+"/v1/completions", "application/json", strings.NewReader(`{"model":"m","prompt":"death","max_tokens":9`+stream+`}`))
+			resp, err := f.HTTP.Post("http://"+f.ports[port]+"/v1/completions", "application/json", strings.NewReader(`{"model":"m","prompt":"death","max_tokens":9`+stream+`}`))
 			testkit.NoError(t, err)
 			resp.Body.Close()
 			ended := 0

@@ -2,9 +2,7 @@ package processes
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"net/http"
 	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -16,7 +14,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -49,7 +46,7 @@ func (f *attackedFleet) refuse(ctx context.Context, n int) (string, error) {
 		}
 	}
 	for {
-		s, err := f.status(ctx)
+		s, err := f.Status(f.Admin)
 		if err != nil {
 			return "", err
 		}
@@ -105,18 +102,4 @@ func (f *attackedFleet) impersonate(ctx context.Context, as []string) (string, e
 	}
 	_ = stream.SendMsg(first) // fails once the server has refused
 	return status.Code(stream.RecvMsg(answer)).String(), nil
-}
-
-// status returns the control plane's status.
-func (f *attackedFleet) status(ctx context.Context) (s control.Status, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+f.ports["admin"]+"/status", nil)
-	if err != nil {
-		return s, err
-	}
-	resp, err := f.http.Do(req)
-	if err != nil {
-		return s, err
-	}
-	defer resp.Body.Close()
-	return s, json.NewDecoder(resp.Body).Decode(&s)
 }

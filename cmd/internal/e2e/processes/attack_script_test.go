@@ -27,7 +27,7 @@ import (
 //	                           gets no more of them: does the replica count as idle, and is another client served?
 //	unread N PORT… one-connection  which are streams of one HTTP/2 connection with windows of 0
 //	refuse N xds               N proxies that the fleet does not have refuse all that they are sent
-//	impersonate xds            a local user calls in plain text as a part of the fleet: "proxy envoy", "loads envoy"
+//	impersonate xds            a local user calls in plain text as a part of the fleet: "proxy edge", "loads edge"
 //	                           or "replica r0"; the status of the call
 //	peak DAEMON… MIB           the most memory that a daemon has used so far is below so much
 //	log DAEMON… N              a daemon has logged at most so many lines so far

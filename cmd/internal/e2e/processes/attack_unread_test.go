@@ -42,7 +42,7 @@ func (f *attackedFleet) leaveUnread(port string, n int, oneConnection bool, atta
 	}
 	got, last := 0, time.Now() // when the engine got one of them
 	for deadline := time.Now().Add(2 * attackPatience); ; time.Sleep(100 * time.Millisecond) {
-		s, err := f.status(f.t.Context())
+		s, err := f.Status(f.Admin)
 		if err != nil {
 			return "", err
 		}
@@ -58,10 +58,10 @@ func (f *attackedFleet) leaveUnread(port string, n int, oneConnection bool, atta
 			return fmt.Sprintf("the engine has got %d requests, of which %d run and %d wait", got, r.Running, r.Waiting), nil
 		}
 	}
-	f.t.Logf("of %d requests at %s the engine has got %d", n, port, got)
+	f.T.Logf("of %d requests at %s the engine has got %d", n, port, got)
 	for range 10 {
 		if err := f.served(port); err != nil {
-			f.t.Logf("another client at %s: %v", port, err)
+			f.T.Logf("another client at %s: %v", port, err)
 			return "another client is not served", nil
 		}
 	}
@@ -141,7 +141,7 @@ func (f *attackedFleet) flood(port string, n, most int, attack []byte) (string, 
 			refused++
 		}
 	}
-	f.t.Logf("%d requests at %s: the engine has %d, %d are refused", n, port, hanging, refused)
+	f.T.Logf("%d requests at %s: the engine has %d, %d are refused", n, port, hanging, refused)
 	if hanging > most || hanging+refused < n {
 		return fmt.Sprintf("%d reach the engine, and %d are refused with 429", hanging, refused), nil
 	}

@@ -25,7 +25,7 @@ func TestDeviceFaults(t *testing.T) {
 	for i, s := range map[int]step{0: liveSteps[2], 1: liveSteps[3]} { // the source's engine at round, the target's at pulled
 		h.injectFault(s, killed(victims[i]))
 	}
-	h.tally()
+	harness.Tally(h.T, h.migrations())
 }
 
 // requireMigrations migrates streams from the source to the target, back, and so on, until
@@ -62,7 +62,7 @@ func TestDeviceDown(t *testing.T) {
 	running := h.begin(forever)
 	h.leaveSource()
 	h.target.migrator.WaitForLog("stopped receiving KV: the engine's memory is unusable.*gpu 0 is down")
-	h.awaitStatus("r2 reports that its GPU is down", func(s control.Status) bool {
+	h.AwaitStatus("r2 reports that its GPU is down", func(s control.Status) bool {
 		list := harness.Find(s, "r2").Transports
 		return len(list) > 0 && !slices.ContainsFunc(list, func(tr control.Transport) bool {
 			return tr.Peer == "" && tr.Name != "shm" && !strings.Contains(tr.Reason, "gpu 0 is down: cuDevicePrimaryCtxRetain: CUDA_ERROR_DEVICE_UNAVAILABLE (46)")
@@ -79,7 +79,7 @@ func TestDeviceDown(t *testing.T) {
 	h.leaveSource()
 	h.WaitForEvents(running, 200)
 	enough := time.Now()
-	h.awaitStatus("the source has reported since", func(s control.Status) bool {
+	h.AwaitStatus("the source has reported since", func(s control.Status) bool {
 		age := harness.Find(s, h.source.ID).ReportAge
 		return age != nil && *age < time.Since(enough).Seconds()
 	})

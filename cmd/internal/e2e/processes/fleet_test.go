@@ -81,6 +81,7 @@ type setup struct {
 	rdma     string              // library of the migrators' RDMA devices; "": none
 	log      []string            // arguments of every daemon about its log; nil: the defaults of this package
 	limits   map[string]int      // descriptors that a replica's migrator may open; none for no entry
+	engine   func(r *replica)    // runs a replica's engine, at its address; nil: a process of ours does
 	// published edits a replica for the control plane's fleet file; nil changes nothing.
 	published func(*config.Replica)
 }
@@ -153,7 +154,11 @@ func newFleet(t testing.TB, s setup) *fleet {
 	}
 	for _, r := range f.file.Replicas {
 		r := &replica{f: f, Replica: r, file: f.path("own.yaml")}
-		r.startEngine()
+		if s.engine != nil {
+			s.engine(r)
+		} else {
+			r.startEngine()
+		}
 		r.startMigrator()
 		f.replicas = append(f.replicas, r)
 	}
@@ -172,7 +177,7 @@ func newFleet(t testing.TB, s setup) *fleet {
 	}
 	f.awaitURL(f.DataPlane+"/v1/models", llm)
 	for _, r := range f.replicas {
-		r.awaitServing()
+		f.AwaitServing(r.ID)
 	}
 	return f
 }
@@ -238,29 +243,6 @@ func (r *replica) startMigrator() {
 	r.migrator.WaitForLog("migrator of " + r.ID + ": .*reports to")
 }
 
-// awaitServing waits until the replica receives requests.
-func (r *replica) awaitServing() {
-	r.f.T.Helper()
-	r.f.awaitStatus(r.ID+" serves", func(s control.Status) bool {
-		n := harness.Find(s, r.ID)
-		return n.Health == "healthy" && n.Weight > 0 && n.Connected && len(n.Drain) == 0
-	})
-}
-
-// awaitStatus waits until the control plane's status meets a condition.
-func (f *fleet) awaitStatus(what string, holds func(control.Status) bool) {
-	f.T.Helper()
-	var body string
-	f.WaitFor(what, func() bool {
-		var err error
-		if body, err = f.Get(f.Admin + "/status"); err != nil {
-			return false
-		}
-		var s control.Status
-		return json.Unmarshal([]byte(body), &s) == nil && holds(s)
-	})
-}
-
 // awaitURL waits until GET returns 200 and a body that matches.
 func (f *fleet) awaitURL(url, pattern string) {
 	f.T.Helper()
@@ -288,28 +270,6 @@ func (f *fleet) migrations() []control.Migration {
 	return m.Migrations
 }
 
-// tally logs the migrations by cause and path, and returns how many were done.
-func (f *fleet) tally() int {
-	f.T.Helper()
-	by, done, stall := map[string]int{}, 0, 0.0
-	for _, m := range f.migrations() {
-		key := m.Cause + " " + m.Method + " " + m.State
-		if m.Transport != "" {
-			key += " by " + m.Transport
-		}
-		if m.Reason != "" {
-			key += ": " + m.Reason
-		}
-		by[key]++
-		if m.State == "done" {
-			done++
-			stall = max(stall, m.Stall)
-		}
-	}
-	f.T.Logf("migrations: %v; longest stall %.1f ms", by, stall*1e3)
-	return done
-}
-
 // gauge returns the value of a metric on a metrics page: the sum of its series.
 func gauge(page, name string) (sum float64, ok bool) {
 	for line := range strings.Lines(page) {
@@ -329,7 +289,7 @@ var busy = [...]string{"vllm:num_requests_running", "vllm:num_requests_waiting",
 // awaitDrained waits until no request runs at a replica, as the control plane sees it.
 func (f *fleet) awaitDrained(id string) {
 	f.T.Helper()
-	f.awaitStatus(id+" is empty", func(s control.Status) bool { n := harness.Find(s, id); return n.ID != "" && n.Residents == 0 })
+	f.AwaitStatus(id+" is empty", func(s control.Status) bool { n := harness.Find(s, id); return n.ID != "" && n.Residents == 0 })
 }
 
 // newLoad starts a load; its prompts have the given sizes, and its answers output tokens. Most requests are streamed.

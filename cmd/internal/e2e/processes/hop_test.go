@@ -63,7 +63,7 @@ func (h *hop) begin(output int) (running []*harness.Stream) {
 	for _, r := range h.replicas {
 		h.awaitURL("http://"+r.Admin+"/readyz", "ready")
 	}
-	h.awaitStatus("only "+h.source.ID+" serves", func(s control.Status) bool {
+	h.AwaitStatus("only "+h.source.ID+" serves", func(s control.Status) bool {
 		for _, r := range h.replicas {
 			n := harness.Find(s, r.ID)
 			if !n.Connected || n.Health == "unhealthy" || n.Residents != 0 || (len(n.Drain) == 0) != (r == h.source) {
@@ -76,7 +76,7 @@ func (h *hop) begin(output int) (running []*harness.Stream) {
 		h.turn++
 		running = append(running, h.Start("http://"+h.front.Address, harness.Prompt(h.turn, 350+500*i, output)))
 	}
-	h.awaitStatus("all streams run at "+h.source.ID, func(st control.Status) bool {
+	h.AwaitStatus("all streams run at "+h.source.ID, func(st control.Status) bool {
 		n := harness.Find(st, h.source.ID)
 		return n.Residents == hopping && n.Waiting == 0
 	})
@@ -183,7 +183,7 @@ func (h *hop) migrate(name string, s step, f fault) (came bool) {
 		n := harness.Find(s, h.source.ID)
 		return n.ID != "" && n.Residents == 0
 	}
-	h.awaitStatus(name, func(s control.Status) bool {
+	h.AwaitStatus(name, func(s control.Status) bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return came || left(s)
@@ -196,7 +196,7 @@ func (h *hop) migrate(name string, s step, f fault) (came bool) {
 		f.heal(h)
 	}
 	l.onMessage(nil)
-	h.awaitStatus(name+": the streams leave the source", left)
+	h.AwaitStatus(name+": the streams leave the source", left)
 	h.WaitForGrowth(running)
 	h.RequireTexts(running)
 	// Engines keep unreleased blocks forever, so a wait of any length detects them, on a host of

@@ -101,7 +101,7 @@ func TestMetrics(t *testing.T) {
 	stream := f.Stream(harness.Prompt(1, 400, forever))
 	f.WaitForEvents([]*harness.Stream{stream}, 2)
 	at := ""
-	f.awaitStatus("a replica has the stream", func(s control.Status) bool {
+	f.AwaitStatus("a replica has the stream", func(s control.Status) bool {
 		for _, r := range harness.Replicas(s) {
 			if r.Residents > 0 {
 				at = string(r.ID)

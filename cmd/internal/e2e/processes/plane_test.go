@@ -3,7 +3,6 @@ package processes
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"os"
 	"reflect"
@@ -45,13 +44,7 @@ func (p *plane) launch() {
 }
 
 // status fetches the state of the control plane once.
-func (p *plane) status() (s control.Status, err error) {
-	body, err := p.f.Get("http://" + p.admin + "/status")
-	if err == nil {
-		err = json.Unmarshal([]byte(body), &s)
-	}
-	return s, err
-}
+func (p *plane) status() (control.Status, error) { return p.f.Status("http://" + p.admin) }
 
 // await waits until the state of the control plane meets a condition, and returns it.
 func (p *plane) await(what string, holds func(control.Status) bool) (s control.Status) {

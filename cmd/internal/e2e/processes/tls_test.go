@@ -92,13 +92,13 @@ func drainInTurn(t *testing.T, f *fleet, want string) {
 		f.Order("drain", r.ID)
 		f.awaitDrained(r.ID)
 		f.Order("undrain", r.ID)
-		r.awaitServing()
+		r.f.AwaitServing(r.ID)
 	}
 	load.Stop()
 	load.Report()
 	f.WaitForGrowth(endless)
 	f.RequireTexts(endless)
-	f.tally()
+	harness.Tally(f.T, f.migrations())
 	migrated := 0
 	for _, m := range f.migrations() {
 		switch {

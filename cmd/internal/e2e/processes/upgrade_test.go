@@ -43,7 +43,7 @@ func TestRollingUpgrade(t *testing.T) {
 			t.Errorf("the migrator of %s ends by itself: %s", r.ID, out)
 		}
 		f.awaitURL("http://"+r.Admin+"/readyz", "ready")
-		r.awaitServing()
+		r.f.AwaitServing(r.ID)
 	}
 	load.WaitForRequests(10)
 
@@ -53,12 +53,12 @@ func TestRollingUpgrade(t *testing.T) {
 		r.startEngine()
 		f.awaitURL("http://"+r.Admin+"/readyz", "ready")
 		f.cascade("drain", "--undo", r.ID)
-		r.awaitServing()
+		r.f.AwaitServing(r.ID)
 	}
 	load.WaitForRequests(10)
 	load.Stop()
 	load.Report()
-	if f.tally() == 0 {
+	if harness.Tally(f.T, f.migrations()) == 0 {
 		t.Error("no request migrated")
 	}
 	f.awaitEmpty(f.replicas...)
@@ -133,11 +133,11 @@ func TestSignalDrains(t *testing.T) {
 		t.Error("a user of the host reaches the peers' port")
 	}
 	f.Order("drain", r1.ID)
-	f.awaitStatus("only r0 serves", func(s control.Status) bool {
+	f.AwaitStatus("only r0 serves", func(s control.Status) bool {
 		return len(harness.Find(s, r0.ID).Drain) == 0 && len(harness.Find(s, r1.ID).Drain) > 0 && allProxiesCurrent(s)
 	})
 	streams := []*harness.Stream{f.Stream(harness.Prompt(1, 350, forever))}
-	f.awaitStatus("the stream runs at r0", func(s control.Status) bool { return harness.Find(s, r0.ID).Residents == 1 })
+	f.AwaitStatus("the stream runs at r0", func(s control.Status) bool { return harness.Find(s, r0.ID).Residents == 1 })
 	f.Order("undrain", r1.ID)
 	r0.migrator.Signal(syscall.SIGTERM)
 	f.awaitEmpty(r0)
@@ -156,7 +156,7 @@ func TestPredecessorMigrates(t *testing.T) {
 	r0, r1, r2 := f.replicas[0], f.replicas[1], f.replicas[2]
 	f.Order("drain", r1.ID)
 	f.Order("drain", r2.ID)
-	f.awaitStatus("only r0 serves", func(s control.Status) bool {
+	f.AwaitStatus("only r0 serves", func(s control.Status) bool {
 		return len(harness.Find(s, r0.ID).Drain) == 0 && len(harness.Find(s, r1.ID).Drain) > 0 && len(harness.Find(s, r2.ID).Drain) > 0 && allProxiesCurrent(s)
 	})
 	var streams []*harness.Stream
@@ -164,7 +164,7 @@ func TestPredecessorMigrates(t *testing.T) {
 		streams = append(streams, f.Stream(harness.Prompt(1+i, 350+500*i, forever)))
 	}
 	here := func(s control.Status) bool { return harness.Find(s, r0.ID).Residents == hopping }
-	f.awaitStatus("all streams run at r0", here)
+	f.AwaitStatus("all streams run at r0", here)
 
 	socket, receive := f.notifySocket(t)
 	r0.env = []string{socket}
@@ -172,21 +172,21 @@ func TestPredecessorMigrates(t *testing.T) {
 	r0.startMigrator()
 	receive("READY=1") // the first process does not run under systemd
 	old.WaitForLog("another process has taken over")
-	f.awaitStatus("the new process counts the old one's streams", func(s control.Status) bool {
+	f.AwaitStatus("the new process counts the old one's streams", func(s control.Status) bool {
 		n := harness.Find(s, r0.ID)
 		return here(s) && n.Running == hopping && n.Streams == hopping && n.Held > 0
 	})
 	f.Order("undrain", r1.ID)
 	f.cascade("drain", r0.ID, "--wait", "--timeout", patience.String())
 	f.awaitEmpty(r0)
-	f.awaitStatus("all streams run at r1", func(s control.Status) bool { return harness.Find(s, r1.ID).Residents == hopping })
+	f.AwaitStatus("all streams run at r1", func(s control.Status) bool { return harness.Find(s, r1.ID).Residents == hopping })
 	f.Order("undrain", r2.ID)
 	f.cascade("drain", r1.ID, "--wait", "--timeout", patience.String())
 	f.awaitEmpty(r0, r1)
 	f.WaitForGrowth(streams)
 	f.RequireTexts(streams)
 	old.Wait()
-	if n := f.tally(); n < 2*hopping {
+	if n := harness.Tally(f.T, f.migrations()); n < 2*hopping {
 		t.Errorf("%d migrations are reported, want %d", n, 2*hopping)
 	}
 	f.awaitEmpty(f.replicas...)

@@ -55,7 +55,7 @@ func (f *fleet) demonstrate(t *testing.T, ids []int) []string {
 	t.Helper()
 	const early = 40 // tokens
 	for _, r := range f.file.Replicas {
-		f.awaitServing(r.ID)
+		f.AwaitServing(r.ID)
 	}
 	output := min(2000, context-len(ids)-1) // so that the stream outlasts its migration on a slow host, too
 	body := completion{output: output}.body(map[string]any{"prompt": ids})

@@ -20,7 +20,7 @@ func testDrain(t *testing.T, f *fleet) {
 		f.command("drain", r.ID, "--wait", "--timeout", harness.Patience.String())
 		l.await(t, 6) // at the other replica
 		f.command("drain", "--undo", r.ID)
-		f.awaitServing(r.ID)
+		f.AwaitServing(r.ID)
 	}
 	l.requireAnswers(t)
 }
@@ -80,7 +80,7 @@ func (f *fleet) startLoad(t *testing.T, whole bool) *load {
 func (l *load) requireAnswers(t *testing.T) {
 	t.Helper()
 	l.end()
-	l.f.tally()
+	harness.Tally(l.f.T, l.f.migrations())
 	t.Logf("%d requests: %d failed, %d cut", l.answered.Load(), l.failed, l.cut)
 	for _, err := range l.errs {
 		t.Error(err)

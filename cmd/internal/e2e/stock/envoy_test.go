@@ -26,13 +26,13 @@ func testThroughEnvoy(t *testing.T, engines []*engine) {
 		}
 		f.WaitForEvents(streams, 21)
 		f.command("drain", "--undo", to)
-		f.awaitServing(to)
+		f.AwaitServing(to)
 		f.command("drain", from, "--wait", "--timeout", harness.Patience.String())
 		f.command("drain", "--undo", from)
 		for _, s := range streams {
 			f.requireIDs(s, engines[0])
 		}
-		f.awaitServing(from)
+		f.AwaitServing(from)
 		done = 0
 		for _, m := range f.migrations() {
 			if m.State == "done" && m.Method == "handoff" {
@@ -40,7 +40,7 @@ func testThroughEnvoy(t *testing.T, engines []*engine) {
 			}
 		}
 	}
-	f.tally()
+	harness.Tally(f.T, f.migrations())
 }
 
 // startIDs starts a stream of token ids through Envoy, with a prompt of so many ids.

@@ -7,9 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
-	"time"
 
 	"github.com/goccy/go-yaml"
 
@@ -70,7 +68,7 @@ func newFleet(t testing.TB, engines []*engine, edit func(*config.Fleet)) *fleet 
 	boot := harness.Command{Binary: cascade, Args: []string{"envoy-bootstrap", "-c", path, "--node-id", "edge", "--admin", "127.0.0.1:0"}}.Output(t)
 	f.envoy = envoytest.Start(t, envoytest.Config{Bootstrap: boot})
 	for _, r := range f.file.Replicas {
-		f.awaitServing(r.ID)
+		f.AwaitServing(r.ID)
 	}
 	f.WaitFor("Envoy serves", func() bool {
 		_, err := f.Get(f.DataPlane + "/v1/models")
@@ -80,21 +78,11 @@ func newFleet(t testing.TB, engines []*engine, edit func(*config.Fleet)) *fleet 
 }
 
 // status returns the control plane's status.
-func (f *fleet) status() (s control.Status) {
+func (f *fleet) status() control.Status {
 	f.T.Helper()
-	body, err := f.Get(f.Admin + "/status")
+	s, err := f.Status(f.Admin)
 	testkit.NoError(f.T, err)
-	testkit.NoError(f.T, json.Unmarshal([]byte(body), &s))
 	return s
-}
-
-// awaitServing waits until a replica receives requests.
-func (f *fleet) awaitServing(id string) {
-	f.T.Helper()
-	f.WaitFor(id+" serves", func() bool {
-		r := harness.Find(f.status(), id)
-		return r.Health == "healthy" && r.Weight > 0 && r.Connected && len(r.Drain) == 0
-	})
 }
 
 // command runs an operator's command against the fleet and returns what it prints.
@@ -109,21 +97,6 @@ func (f *fleet) migrations() []control.Migration {
 	var m control.Migrations
 	testkit.NoError(f.T, json.Unmarshal([]byte(f.command("migrations", "--json", "--limit", "512")), &m))
 	return m.Migrations
-}
-
-// tally logs the migrations by cause and way, and returns how many were done.
-func (f *fleet) tally() (done int) {
-	f.T.Helper()
-	by, stall := map[string]int{}, 0.0
-	for _, m := range f.migrations() {
-		by[strings.TrimSpace(m.Cause+" "+m.Method+" "+m.State+" "+m.Reason)]++
-		if m.State == "done" {
-			done++
-			stall = max(stall, m.Stall)
-		}
-	}
-	f.T.Logf("migrations: %v; longest stall %v", by, time.Duration(stall*float64(time.Second)).Round(time.Millisecond))
-	return done
 }
 
 // stream sends a request through Envoy and returns the text of its stream, which is complete if err is nil.
