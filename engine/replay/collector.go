@@ -8,9 +8,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Collector computes the figures of a run while it runs, in memory that does not grow with the number of its
-// requests. It gets each arrival, each iteration's tokens and each request's end, in any order of time that does
-// not go back. Its Metrics differ from those of a list of all records in this: percentiles are within Error, and
+// Collector computes the figures of a run, in memory that does not grow with the number of its requests. It gets each
+// arrival, the tokens as they are generated and each request's end, in any order. Percentiles are within Error, and
 // deciles are cut at the bounds of length buckets, 16 to an octave. The zero value is empty.
 type Collector struct {
 	lengths []lengthGroup // by length bucket
@@ -69,8 +68,11 @@ func (c *Collector) AddEnd(r *Record) {
 func durationOf(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 // Metrics returns the figures so far.
-func (c *Collector) Metrics() Metrics {
-	m := Metrics{Seconds: c.last}
+func (c *Collector) Metrics() Metrics { return c.metrics(c.last) }
+
+// metrics returns the figures of a run that has taken so many seconds.
+func (c *Collector) metrics(seconds float64) Metrics {
+	m := Metrics{Seconds: seconds}
 	all := c.merge(0, policies.Unbounded)
 	m.Latency = all.Latency
 	c.clock.rates(c.ended, &m)
@@ -79,7 +81,7 @@ func (c *Collector) Metrics() Metrics {
 	for i, high := range bounds[1:] {
 		m.Classes = append(m.Classes, withoutPercentiles(c.merge(bounds[i], high)))
 	}
-	m.Timeline = c.clock.line(c.last)
+	m.Timeline = c.clock.line(seconds)
 	return m
 }
 

@@ -19,17 +19,18 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/policies"
 )
 
-func near(t *testing.T, what string, got, want float64) {
+func near(t *testing.T, what string, got, want float64) { t.Helper(); within(t, what, got, want, 1e-9) }
+
+func within(t *testing.T, what string, got, want, by float64) {
 	t.Helper()
-	if math.Abs(got-want) > 1e-9 {
+	if math.Abs(got-want) > by {
 		t.Errorf("%s is %v, not %v", what, got, want)
 	}
 }
 
-// On synthetic time every figure is exact.
+// On synthetic time every figure but percentiles is exact.
 func TestLatencies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{prefill: 200 * time.Millisecond, step: 10 * time.Millisecond}
@@ -41,8 +42,8 @@ func TestLatencies(t *testing.T) {
 		}
 		w, e := result.Wall, result.Engine
 		near(t, "TTFT mean", w.TTFT.Mean, 0.2)
-		near(t, "TTFT p99", w.TTFT.P99, 0.2)
-		near(t, "TPOT", w.TPOT.P50, 0.01)
+		within(t, "TTFT p99", w.TTFT.P99, 0.2, 0.2*Error)
+		within(t, "TPOT", w.TPOT.P50, 0.01, 0.01*Error)
 		near(t, "E2E", w.E2E.Max, 0.3)
 		near(t, "normalised", w.Normalised.Mean, 0.3/11)
 		near(t, "lag", w.Lag.Max, 0)
@@ -85,10 +86,10 @@ func TestLastAnswer(t *testing.T) {
 	records[3].Error = "cut"
 	m := measure(records, 80, 2)
 	near(t, "seconds", m.Seconds, 160)
-	near(t, "most seconds", m.MostSeconds, 2*19.8)
-	near(t, "requests/s", m.RequestsPerSecond, 197/39.6)
-	near(t, "tokens/s", m.TokensPerSecond, 1970/39.6)
-	near(t, "prompt tokens/s", m.InputPerSecond, 19700/39.6)
+	within(t, "most seconds", m.MostSeconds, 2*19.8, 160.0/timeSlots*2)
+	near(t, "requests/s", m.RequestsPerSecond, 197/m.MostSeconds)
+	near(t, "tokens/s", m.TokensPerSecond, 1970/m.MostSeconds)
+	near(t, "prompt tokens/s", m.InputPerSecond, 19700/m.MostSeconds)
 	near(t, "slowest", m.E2E.Max, 120)
 	if empty := measure(nil, 1, 1); empty.RequestsPerSecond != 0 || empty.MostSeconds != 0 {
 		t.Errorf("of no requests: %+v", empty)
@@ -125,7 +126,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 		result, err := run(t, f, Config{Requests: every(0, 4, 5, 1), Connections: 1})
 		testkit.NoError(t, err)
 		near(t, "slowest of four in a row", result.Wall.TTFT.Max, 4)
-		near(t, "fastest", result.Wall.TTFT.Percentiles[0], 1)
+		within(t, "fastest", result.Wall.TTFT.Percentiles[0], 1, Error)
 	})
 }
 
@@ -289,56 +290,6 @@ func TestInterrupted(t *testing.T) {
 			t.Errorf("progress %+v", seen)
 		}
 	})
-}
-
-func TestGroups(t *testing.T) {
-	var records []Record
-	for i := range 1000 {
-		records = append(records, Record{Input: policies.Tokens(i), Tokens: 2, TTFT: 1, Last: 2, E2E: 2})
-	}
-	groups := deciles(records, 1)
-	if len(groups) != 10 {
-		t.Fatalf("%d deciles", len(groups))
-	}
-	for i, g := range groups {
-		if g.Requests != 100 || g.Low != policies.Tokens(100*i) || g.TPOT.Mean != 1 {
-			t.Errorf("decile %d: %+v", i, g)
-		}
-	}
-	// Records with equal lengths stay in the same group.
-	for i := range records {
-		records[i].Input = 5
-	}
-	if groups = deciles(records, 1); len(groups) != 1 || groups[0].Requests != 1000 {
-		t.Errorf("equal lengths give %+v", groups)
-	}
-}
-
-// Compares percentiles with counting: at least p % of the values are less than or equal to the
-// percentile.
-func TestSummaryIsNearestRank(t *testing.T) {
-	values := []float64{5, 1, 4, 2, 3}
-	s := summary(values)
-	want := Summary{Count: 5, Mean: 3, P50: 3, P95: 5, P99: 5, Max: 5}
-	got := s
-	got.Percentiles = nil
-	if d := cmp.Diff(want, got); d != "" {
-		t.Error(d)
-	}
-	for p, v := range s.Percentiles {
-		below := 0
-		for _, x := range values {
-			if x <= v {
-				below++
-			}
-		}
-		if 100*below < p*len(values) {
-			t.Errorf("p%d is %v", p, v)
-		}
-	}
-	if d := cmp.Diff(Summary{}, summary(nil)); d != "" {
-		t.Error(d)
-	}
 }
 
 func TestConfigErrors(t *testing.T) {

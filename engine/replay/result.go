@@ -6,11 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math"
 	"slices"
 	"time"
-
-	"gonum.org/v1/gonum/stat"
 
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -84,7 +81,7 @@ type Metrics struct {
 	InputPerSecond    float64 `json:"input_per_second"`    // prompt tokens
 	Latency
 	Lag Summary `json:"lag"` // how late the client sent
-	// Deciles divides the completed requests by the length of their prompts,
+	// Deciles divides the requests by the length of their prompts,
 	// Classes by fixed bounds.
 	Deciles  []Group  `json:"deciles"`
 	Classes  []Group  `json:"classes"`
@@ -100,7 +97,7 @@ type Latency struct {
 	E2E        Summary `json:"e2e"` // due time to the end of the response
 }
 
-// Summary describes a sample. All figures are 0 for an empty one.
+// Summary describes a sample. All figures are 0 for an empty one. Percentiles are nearest-rank, and within Error.
 type Summary struct {
 	Count int     `json:"count"`
 	Mean  float64 `json:"mean"`
@@ -189,169 +186,25 @@ func summarise(cfg Config, records []Record, wall time.Duration) Result {
 	return r
 }
 
-// measure computes the figures in a time base that is speed times as fast as wall time.
+// measure computes the figures in a time base that is speed times as fast as wall time. An answer's tokens are spread
+// evenly between its first and last.
 func measure(records []Record, seconds, speed float64) Metrics {
-	m := Metrics{Seconds: seconds * speed}
-	var completed []Record
-	var lag, ends []float64
+	var c Collector
+	var lag histogram
 	for _, r := range records {
-		lag, ends = append(lag, r.Lag*speed), append(ends, r.Due+r.E2E)
-		if r.Error == "" {
-			completed = append(completed, r)
+		for _, t := range [...]*float64{&r.Due, &r.Lag, &r.TTFT, &r.Last, &r.E2E} {
+			*t *= speed
 		}
+		c.AddArrival(durationOf(r.Due))
+		for i := range r.Tokens {
+			c.AddTokens(durationOf(r.Due+r.TTFT+(r.Last-r.TTFT)*float64(i)/float64(max(r.Tokens-1, 1))), 1)
+		}
+		c.AddEnd(&r)
+		lag.add(r.Lag)
 	}
-	if len(ends) > 0 {
-		slices.Sort(ends)
-		m.rate(completed, stat.Quantile(0.99, stat.Empirical, ends, nil), speed)
-	}
-	m.Lag = summary(lag)
-	m.Latency = latency(completed, speed)
-	m.Deciles = deciles(records, speed)
-	for i, high := range classes[1:] {
-		m.Classes = append(m.Classes, group(records, classes[i], high, speed))
-	}
-	m.Timeline = timeline(records, seconds, speed)
+	m := c.metrics(seconds * speed)
+	m.Lag = summariseHistograms([]*histogram{&lag})
 	return m
-}
-
-// rate sets the rates of the time until end, in wall time.
-func (m *Metrics) rate(completed []Record, end, speed float64) {
-	m.MostSeconds = end * speed
-	if !(m.MostSeconds > 0) {
-		return
-	}
-	for _, r := range completed {
-		if r.Due+r.E2E <= end {
-			m.RequestsPerSecond += 1 / m.MostSeconds
-			m.TokensPerSecond += float64(r.Tokens) / m.MostSeconds
-			m.InputPerSecond += float64(r.Input) / m.MostSeconds
-		}
-	}
-}
-
-// latency summarises completed requests.
-func latency(completed []Record, speed float64) Latency {
-	var ttft, tpot, normalised, e2e []float64
-	for _, r := range completed {
-		ttft = append(ttft, r.TTFT*speed)
-		e2e = append(e2e, r.E2E*speed)
-		if r.Tokens > 0 {
-			normalised = append(normalised, r.E2E*speed/float64(r.Tokens))
-		}
-		if t, ok := r.TPOT(); ok {
-			tpot = append(tpot, t*speed)
-		}
-	}
-	return Latency{TTFT: summary(ttft), TPOT: summary(tpot), Normalised: summary(normalised), E2E: summary(e2e)}
-}
-
-// summary sorts the values in place. Percentiles are nearest-rank.
-func summary(values []float64) Summary {
-	if len(values) == 0 {
-		return Summary{}
-	}
-	slices.Sort(values)
-	at := func(p float64) float64 { return stat.Quantile(p, stat.Empirical, values, nil) }
-	s := Summary{
-		Count: len(values), Mean: stat.Mean(values, nil),
-		P50: at(0.5), P95: at(0.95), P99: at(0.99), Max: values[len(values)-1],
-		Percentiles: make([]float64, 101),
-	}
-	for i := range s.Percentiles {
-		s.Percentiles[i] = at(float64(i) / 100)
-	}
-	return s
-}
-
-// group summarises the requests whose prompt is in [low, high).
-func group(records []Record, low, high policies.Tokens, speed float64) Group {
-	g := Group{Low: low, High: high}
-	var completed []Record
-	for _, r := range records {
-		if r.Input < low || r.Input >= high {
-			continue
-		}
-		g.Requests++
-		if r.Error != "" {
-			g.Failed++
-			continue
-		}
-		completed = append(completed, r)
-	}
-	g.Latency = latency(completed, speed)
-	return withoutPercentiles(g)
-}
-
-// deciles divides the requests by prompt length into ten groups that are as
-// equal as equal lengths allow: one length is in one group only, so there may
-// be fewer.
-func deciles(records []Record, speed float64) []Group {
-	if len(records) == 0 {
-		return nil
-	}
-	lengths := make([]policies.Tokens, len(records))
-	for i, r := range records {
-		lengths[i] = r.Input
-	}
-	slices.Sort(lengths)
-	var cuts []policies.Tokens
-	for d := range 10 {
-		cuts = append(cuts, lengths[d*len(lengths)/10])
-	}
-	cuts = slices.Compact(append(cuts, lengths[len(lengths)-1]+1))
-	var groups []Group
-	for i := 1; i < len(cuts); i++ {
-		groups = append(groups, group(records, cuts[i-1], cuts[i], speed))
-	}
-	return groups
-}
-
-// timeline spreads each answer's tokens evenly between its first and last.
-func timeline(records []Record, seconds, speed float64) []Moment {
-	if !(seconds > 0) {
-		return nil
-	}
-	width := seconds / moments
-	line := make([]Moment, moments)
-	first := make([]int, moments)
-	for i := range line {
-		line[i].At = (float64(i) + 0.5) * width
-	}
-	slot := func(t float64) int { return min(max(0, int(t/width)), moments-1) }
-	for _, r := range records {
-		due := slot(r.Due)
-		line[due].Arrivals++
-		for i := due; i <= slot(r.Due+r.E2E); i++ {
-			if at := line[i].At; at >= r.Due && at < r.Due+r.E2E {
-				line[i].Outstanding++
-			}
-		}
-		if r.Tokens == 0 {
-			continue
-		}
-		line[due].TTFT += r.TTFT
-		first[due]++
-		from, to := r.Due+r.TTFT, r.Due+r.Last
-		a, b := slot(from), slot(to)
-		for i := a; i <= b; i++ {
-			share := 1.0
-			if a < b {
-				low, high := math.Max(from, float64(i)*width), math.Min(to, float64(i+1)*width)
-				share = (high - low) / (to - from)
-			}
-			line[i].Tokens += share * float64(r.Tokens)
-		}
-	}
-	for i := range line {
-		m := &line[i]
-		m.At *= speed
-		m.Arrivals /= width * speed
-		m.Tokens /= width * speed
-		if first[i] > 0 {
-			m.TTFT *= speed / float64(first[i])
-		}
-	}
-	return line
 }
 
 // stages counts requests by the stage in the response's header.

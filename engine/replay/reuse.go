@@ -35,7 +35,7 @@ func (u *Reuse) AddRequest(r trace.Request) {
 	u.ideal.Add(r)
 }
 
-// maxIdealBlocks bounds the memory for the ideal to 21 MB, of a trace of any length.
+// maxIdealBlocks bounds the memory for the ideal to 38 MB, of a trace of any length.
 const maxIdealBlocks = 1 << 20
 
 // AddAnswer counts the usage of a request that has ended.
