@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
@@ -258,6 +259,18 @@ func TestCachedTokensEstimated(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestUsageOfPassedAnswer checks that the usage of an answer that is passed through, such as that of embeddings, says
+// nothing of what the engine reports of prompts.
+func TestUsageOfPassedAnswer(t *testing.T) {
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
+		e.pass(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, `{"usage":{"prompt_tokens":9}}`) })
+		f.post("/v1/embeddings", `{"input":"x"}`)
+		if got := f.Engine().PromptDetails; got != engineinfo.Unknown {
+			t.Errorf("details of prompts: %v", got)
+		}
+	})
 }
 
 // TestCachedTokensOfNewEngine restarts the engine: what the one before had cached is
