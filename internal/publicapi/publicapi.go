@@ -1,6 +1,6 @@
-// Package publicapi lists what clients may ask a replica for. Engines have more paths, for
-// their operators: those that pause the engine, load into it, show its metrics or reach its
-// memory stay closed to clients.
+// Package publicapi lists what clients may ask a replica for, and writes errors for them. Engines
+// have more paths, for their operators: those that pause the engine, load into it, show its
+// metrics or reach its memory stay closed to clients.
 //
 // The front end of a replica serves the list, and every published route table refuses the
 // rest before a replica sees it (package resources): Envoys and the embedded proxy answer
@@ -12,6 +12,7 @@
 package publicapi
 
 import (
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -62,6 +63,22 @@ func Endpoints() []Endpoint {
 		all = append(all, Endpoint{Method: "POST", Path: at, Body: true, Text: converts, Computed: computed, Generates: computed && !slices.Contains(scoring, at)})
 	}
 	return all
+}
+
+// Methods returns the methods of the API, sorted.
+func Methods() []string {
+	all := make(map[string]bool)
+	for _, e := range Endpoints() {
+		all[e.Method] = true
+	}
+	return slices.Sorted(maps.Keys(all))
+}
+
+// Bodiless returns the methods of which no request may have a body, sorted.
+func Bodiless() []string {
+	return slices.DeleteFunc(Methods(), func(method string) bool {
+		return slices.ContainsFunc(Endpoints(), func(e Endpoint) bool { return e.Method == method && e.Body })
+	})
 }
 
 // Covers reports whether the endpoint serves a decoded path.

@@ -1,7 +1,6 @@
 package endpointpicker
 
 import (
-	"encoding/json"
 	"fmt"
 	"strconv"
 	"strings"
@@ -11,6 +10,7 @@ import (
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/protobuf/types/known/structpb"
 
+	"github.com/cascadeinfer/cascade/internal/publicapi"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/internal/processing"
@@ -80,7 +80,7 @@ func (r refusal) answer() *extproc.ProcessingResponse {
 	}
 	body := r.body
 	if body == "" {
-		body = errorBody(r.status, r.code, r.message)
+		body = publicapi.NewError(int(r.status), r.code, r.message).Body()
 	}
 	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ImmediateResponse{ImmediateResponse: &extproc.ImmediateResponse{
 		Status:  &typev3.HttpStatus{Code: r.status},
@@ -88,25 +88,6 @@ func (r refusal) answer() *extproc.ProcessingResponse {
 		Body:    []byte(body),
 		Details: "cascade_endpoint_picker_" + string(r.outcome),
 	}}}
-}
-
-// errorBody returns an error in the format of the OpenAI API.
-func errorBody(code typev3.StatusCode, name, message string) string {
-	type apiError struct {
-		Message string  `json:"message"`
-		Type    string  `json:"type"`
-		Param   *string `json:"param"`
-		Code    string  `json:"code"`
-	}
-	kind := "invalid_request_error"
-	if code >= 500 {
-		kind = "server_error"
-	}
-	body, err := json.Marshal(map[string]apiError{"error": {Message: message, Type: kind, Code: name}})
-	if err != nil {
-		panic("internal error: " + err.Error()) // strings always marshal
-	}
-	return string(body)
 }
 
 // The refusals.

@@ -186,14 +186,17 @@ func (b *body) pending() bool {
 	return b.end == nil
 }
 
-// failed reports whether the client broke the body; false without a body.
-func (b *body) failed() bool {
+// failure returns how the client broke the body; nil if it did not, and without a body.
+func (b *body) failure() error {
 	if b == nil {
-		return false
+		return nil
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.end != nil && b.end != io.EOF
+	if b.end == io.EOF {
+		return nil
+	}
+	return b.end
 }
 
 // size returns the body's length once it is known.

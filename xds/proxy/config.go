@@ -22,8 +22,8 @@ const DefaultBodyMemory = 512 << 20
 
 // Config is what a Proxy needs.
 type Config struct {
-	// Client says how to reach the control plane and under which NodeID. Its Watcher, if
-	// any, receives every snapshot after the proxy has applied it.
+	// Client says how to reach the control plane and under which NodeID. Its Watcher and its
+	// OnStream are the proxy's.
 	Client routing.Config
 	// Listener is served instead of the plan's address; it is closed when Run ends.
 	Listener net.Listener

@@ -28,7 +28,7 @@ func TestEdge(t *testing.T) {
 			v.Settings.Listen = "127.0.0.1:0"
 			v.Settings.EdgeTLS, v.Edge = true, &resources.Certificate{Chain: []byte("not"), Key: []byte("fetched")}
 			c.set(v, nil)
-			p, _ := c.runProxy(t, Config{TLS: config})
+			p := c.runProxy(t, Config{TLS: config})
 			if config == nil {
 				<-p.applied
 				if p.Addr() != nil {

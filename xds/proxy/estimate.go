@@ -44,7 +44,7 @@ func (x *exchange) estimateLength() bool {
 		x.replyExhausted()
 		return false
 	case err != nil:
-		x.replyBadBody(err)
+		x.replyUnanswered(err)
 		return false
 	}
 	if model == nil {
@@ -77,26 +77,4 @@ func (x *exchange) setHeaders() {
 func (x *exchange) replyTooLarge() {
 	x.replyError(413, codeTooLarge, fmt.Sprintf("The request body has to be read to find its model and length, and is larger than %d bytes. "+
 		"Send a smaller one, or use the host name of one model.", x.state.plan.Proxy.BodyLimit))
-}
-
-// replyBadBody answers a request whose body could not be read.
-func (x *exchange) replyBadBody(err error) {
-	if x.clientLeft() {
-		x.code = statusClientGone
-		return
-	}
-	if errors.Is(context.Cause(x.ctx), errStopping) {
-		x.replyStopping()
-		return
-	}
-	if errors.Is(context.Cause(x.ctx), errSlowBody) {
-		x.replyError(408, codeTimeout, "The request body arrives too slowly.")
-		return
-	}
-	if x.ctx.Err() != nil {
-		x.replyError(408, codeTimeout, fmt.Sprintf("The request body did not arrive: no data for %v.",
-			x.state.plan.Proxy.IdleTimeout.Round(time.Millisecond)))
-		return
-	}
-	x.replyError(400, codeBadBody, "The request body cannot be read: "+err.Error()+".")
 }

@@ -102,10 +102,7 @@ func (x *exchange) prepare() (addresses []string) {
 		return nil
 	}
 	if x.model == nil {
-		h := x.w.Header()
-		h.Set("Content-Type", "application/json")
-		x.editAnswer(h)
-		x.replyLocal(http.StatusNotFound, []byte(resources.UnknownModel()))
+		x.reply(http.StatusNotFound, resources.UnknownModel())
 		return nil
 	}
 	k, addresses := x.model.Stages.Pick(balance.PickRequest{

@@ -1,13 +1,11 @@
 package proxy
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -16,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
@@ -128,20 +127,45 @@ func TestTimeouts(t *testing.T) {
 	}
 }
 
-// TestSlowBody checks that a client that stops sending does not hold the request open
-// forever.
-func TestSlowBody(t *testing.T) {
-	f := newFleet(t, 2, withIdle(100*time.Millisecond))
-	c, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
-	testkit.NoError(t, err)
-	defer c.Close()
-	fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n{")
-	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
-	testkit.NoError(t, err)
-	b, _ := io.ReadAll(resp.Body)
-	resp.Body.Close()
-	if resp.StatusCode != 408 || failureOf(t, b).Code != codeTimeout {
-		t.Errorf("%d %s", resp.StatusCode, b)
+// TestShortBodyBlamesNoReplica checks that a client which ends its body before its length, which over HTTP/2 does not end
+// its request, is answered 400, and that the proxy neither passes the replica over nor counts a failure of it.
+func TestShortBodyBlamesNoReplica(t *testing.T) {
+	f := newFleet(t, 2, nil)
+	conn := testkit.Must(net.Dial("tcp", strings.TrimPrefix(f.url, "http://")))
+	defer conn.Close()
+	testkit.NoError(t, conn.SetDeadline(time.Now().Add(time.Minute)))
+	testkit.Must(io.WriteString(conn, http2.ClientPreface))
+	framer := http2.NewFramer(conn, conn)
+	framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	testkit.NoError(t, framer.WriteSettings())
+	var header bytes.Buffer
+	coder := hpack.NewEncoder(&header)
+	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":authority", "x"}, {":path", "/"},
+		{"content-length", "1000"}} {
+		testkit.NoError(t, coder.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}))
+	}
+	testkit.NoError(t, framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: header.Bytes(),
+		EndHeaders: true}))
+	testkit.NoError(t, framer.WriteData(1, false, []byte("{")))
+	testkit.WaitFor(t, "the request", func() bool { return f.fronts[0].hits.Load() == 1 })
+	testkit.NoError(t, framer.WriteData(1, true, []byte("}")))
+	for status := ""; status == ""; {
+		switch frame := testkit.Must(framer.ReadFrame()).(type) {
+		case *http2.MetaHeadersFrame:
+			if status = frame.PseudoValue("status"); status != "400" {
+				t.Errorf("status %s, want 400", status)
+			}
+		case *http2.RSTStreamFrame:
+			t.Fatal("the request was reset:", frame.ErrCode)
+		}
+	}
+	f.waitForNoRequests()
+	if avoided := f.proxy.replicas.failed.avoided(time.Now()); avoided != nil {
+		t.Errorf("r0 is passed over: %v", avoided(f.fronts[0].address))
+	}
+	stage := f.proxy.state.Load().stages[stageKey{"m", 0}]
+	if n := stage.samples()[f.fronts[0].address]; n.failed != 0 || n.active != 0 || n.issued != 1 {
+		t.Errorf("the load report says %+v", n)
 	}
 }
 

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/cascadeinfer/cascade/internal/publicapi"
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
@@ -210,7 +211,6 @@ type fleet struct {
 	cancel   context.CancelFunc
 	ran      chan error
 	once     sync.Once // stops
-	applied  chan *routing.Snapshot
 }
 
 // twoStages returns a view with model m on four fronts: [0,1000) on 0 and 1, the rest
@@ -237,8 +237,7 @@ func newFleet(t testing.TB, fronts int, edit edit) *fleet {
 
 func newFleetWith(t testing.TB, fronts int, edit edit, cfg Config) *fleet {
 	t.Helper()
-	f := &fleet{t: t, control: newControl(t), registry: prometheus.NewRegistry(), ran: make(chan error, 1),
-		applied: make(chan *routing.Snapshot, 10000)}
+	f := &fleet{t: t, control: newControl(t), registry: prometheus.NewRegistry(), ran: make(chan error, 1)}
 	for i := range fronts {
 		f.fronts = append(f.fronts, newFront(t, fmt.Sprintf("r%d", i)))
 	}
@@ -250,8 +249,7 @@ func newFleetWith(t testing.TB, fronts int, edit edit, cfg Config) *fleet {
 	if testing.Verbose() {
 		logger = slog.New(slog.NewTextHandler(t.Output(), nil))
 	}
-	cfg.Client = routing.Config{Conn: f.control.conn, NodeID: "proxy", BackoffMin: time.Millisecond,
-		Watcher: applied(f.applied)}
+	cfg.Client = routing.Config{Conn: f.control.conn, NodeID: "proxy", BackoffMin: time.Millisecond}
 	cfg.Listener, cfg.DrainTimeout, cfg.Registry, cfg.Logger = l, 5*time.Second, f.registry, logger
 	f.proxy, err = New(cfg)
 	testkit.NoError(t, err)
@@ -275,11 +273,9 @@ func newFleetWith(t testing.TB, fronts int, edit edit, cfg Config) *fleet {
 }
 
 // runProxy runs a proxy that binds the plan's address, until the test ends.
-func (c *control) runProxy(t *testing.T, cfg Config) (*Proxy, applied) {
+func (c *control) runProxy(t *testing.T, cfg Config) *Proxy {
 	t.Helper()
-	updates := make(applied, 100)
-	cfg.Client, cfg.DrainTimeout, cfg.everyPath = routing.Config{Conn: c.conn, NodeID: "proxy", Watcher: updates},
-		time.Second, true
+	cfg.Client, cfg.DrainTimeout, cfg.everyPath = routing.Config{Conn: c.conn, NodeID: "proxy"}, time.Second, true
 	p, err := New(cfg)
 	testkit.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -293,7 +289,7 @@ func (c *control) runProxy(t *testing.T, cfg Config) (*Proxy, applied) {
 		c.stop()
 		c.conn.Close()
 	})
-	return p, updates
+	return p
 }
 
 func (f *fleet) stop() {
@@ -313,25 +309,14 @@ func (f *fleet) waitForNoRequests() {
 	testkit.WaitFor(f.t, "the end of all requests", func() bool { return c.requests.Load() == 0 })
 }
 
-type applied chan *routing.Snapshot
-
-func (a applied) Update(s *routing.Snapshot) { a <- s }
-
 // publish sets a view and waits until the proxy uses it.
 func (f *fleet) publish(v resources.View, edit edit) {
 	f.t.Helper()
 	version := f.control.set(v, edit)
-	timeout := time.After(time.Minute)
-	for f.proxy.Snapshot().Version != version {
-		select {
-		case <-f.applied:
-		case <-timeout:
-			f.t.Fatal("the proxy did not take the view")
-		}
-	}
-	for s := f.proxy.Snapshot(); f.proxy.state.Load().plan != s.Routing; {
-		<-f.applied
-	}
+	testkit.WaitFor(f.t, "the proxy to use the view", func() bool {
+		s := f.proxy.Snapshot()
+		return s.Version == version && f.proxy.state.Load().plan == s.Routing
+	})
 }
 
 // send sends a request; headers are pairs that are added.
@@ -379,9 +364,9 @@ func prompt(model string, n int) []byte {
 }
 
 // failureOf decodes an error that the proxy itself made.
-func failureOf(t testing.TB, body []byte) apiError {
+func failureOf(t testing.TB, body []byte) publicapi.Error {
 	t.Helper()
-	var e struct{ Error apiError }
+	var e struct{ Error publicapi.Error }
 	if err := json.Unmarshal(body, &e); err != nil {
 		t.Fatalf("%s is no error: %v", body, err)
 	}

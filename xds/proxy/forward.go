@@ -44,8 +44,6 @@ func (x *exchange) forward(addresses []string) {
 		s.requests.Add(-1)
 		s.metrics.active.Dec()
 	}()
-	x.watchdog.stop() // of the body's arrival, if it had to be read
-	x.watchdog = x.watchdog.again()
 	x.openBody()
 	x.watchdog.start()
 	answer, load, err := x.tryReplicas(addresses)
@@ -103,6 +101,10 @@ func (x *exchange) recordFailure(l *load, address string, err error) (over bool)
 		l.abandon() // the client left, or a limit of this proxy was reached
 		return true
 	}
+	if x.body.failure() != nil || errors.Is(err, errNotRepeated) {
+		l.abandon() // the client broke its body, or it can no longer be sent: no replica is at fault
+		return true
+	}
 	x.stage.metrics.failed(f.kind.String())
 	if localfault.Is(err) {
 		l.abandon()
@@ -154,27 +156,31 @@ func (x *exchange) attempt(address string) *http.Request {
 	return r
 }
 
-// replyUnanswered answers a request to which no replica has responded. Clients do not see the
-// addresses of replicas, which transport errors contain; the log does.
+// replyUnanswered answers a request whose body could not be read, or to which no replica has
+// responded. Clients do not see the addresses of replicas, which transport errors contain; the
+// log does.
 func (x *exchange) replyUnanswered(err error) {
 	var f *failure
-	name := x.stage.name
+	name, cause := "", context.Cause(x.ctx)
+	if x.stage != nil {
+		name = x.stage.name
+	}
 	x.p.cfg.Logger.Debug("request got no response", "stage", name, "address", x.upstream, "error", err)
 	switch {
 	case x.clientLeft():
 		x.code = statusClientGone // without an answer, which aborts the request
-	case errors.Is(err, errStopping):
+	case errors.Is(cause, errStopping):
 		x.replyStopping()
-	case errors.Is(err, errSlowBody), errors.Is(err, errIdle) && (x.body.pending() || x.body.failed()):
-		x.replyError(408, codeTimeout, "The request body did not arrive in time: "+err.Error()+".")
-	case errors.Is(err, errIdle):
-		x.replyError(504, codeTimeout, fmt.Sprintf("Stage %q: %v.", name, err))
+	case errors.Is(cause, errSlowBody), errors.Is(cause, errIdle) && (x.body.pending() || x.body.failure() != nil):
+		x.replyError(408, codeTimeout, "The request body did not arrive in time: "+cause.Error()+".")
+	case errors.Is(cause, errIdle):
+		x.replyError(504, codeTimeout, fmt.Sprintf("Stage %q: %v.", name, cause))
+	case x.body.failure() != nil:
+		x.replyError(400, codeBadBody, "The request body cannot be read: "+x.body.failure().Error()+".")
 	case localfault.Is(err):
 		x.replyExhausted()
 	case errors.Is(err, errNoReplica):
 		x.replyError(503, codeNoUpstream, fmt.Sprintf("Stage %q has no healthy replica.", name))
-	case x.body.failed():
-		x.replyError(400, codeBadBody, "The request body ended before its length.")
 	case errors.As(err, &f) && f.kind == reset:
 		x.replyError(503, codeReset, fmt.Sprintf("A replica of stage %q ended the request without a response.", name))
 	case errors.As(err, &f):

@@ -26,7 +26,7 @@ func TestBindsThePlansAddress(t *testing.T) {
 	testkit.NoError(t, err)
 	v.Settings.Listen = taken.Addr().String()
 	c.set(v, nil)
-	p, _ := c.runProxy(t, Config{})
+	p := c.runProxy(t, Config{})
 	<-p.applied
 	if p.Addr() != nil {
 		t.Errorf("bound at %v", p.Addr())
@@ -51,7 +51,7 @@ func TestRetire(t *testing.T) {
 			v := twoStages([]*front{newFront(t, "r0"), newFront(t, "r1")})
 			v.Settings.Listen = "127.0.0.1:0"
 			c.set(v, nil)
-			p, _ := c.runProxy(t, Config{})
+			p := c.runProxy(t, Config{})
 			<-p.Ready()
 			url := "http://" + p.Addr().String()
 			client := http.Client{Transport: transport(t, h2)}

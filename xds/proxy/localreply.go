@@ -1,11 +1,12 @@
 package proxy
 
 import (
-	"encoding/json"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
+
+	"github.com/cascadeinfer/cascade/internal/publicapi"
 )
 
 // statusClientGone is the status counted for a client that left before the response; it
@@ -24,38 +25,30 @@ const (
 	codeStopping    = "proxy_stopping"
 )
 
-// apiError is an error in the shape of the OpenAI API.
-type apiError struct {
-	Message string  `json:"message"`
-	Type    string  `json:"type"`
-	Param   *string `json:"param"`
-	Code    string  `json:"code"`
-}
-
 // replyError answers with an error of the proxy's own.
 func (x *exchange) replyError(status int, code, message string) {
-	kind := "invalid_request_error"
-	if status >= 500 {
-		kind = "server_error"
-	}
-	body, err := json.Marshal(map[string]apiError{"error": {Message: message, Type: kind, Code: code}})
-	if err != nil {
-		panic("internal error: " + err.Error())
-	}
-	h := x.w.Header()
-	h.Set("Content-Type", "application/json")
-	x.editAnswer(h)
-	x.replyLocal(status, body)
+	x.reply(status, publicapi.NewError(status, code, message).Body())
 }
 
-// replyLocal sends a whole answer.
-func (x *exchange) replyLocal(status int, body []byte) {
+// replyRefusal answers with an error as engines write it. It returns true.
+func (x *exchange) replyRefusal(status int, errorType, message string) bool {
+	x.reply(status, publicapi.Error{Message: message, Type: errorType, Code: status}.Body())
+	return true
+}
+
+// reply sends a whole answer; body is JSON, or empty.
+func (x *exchange) reply(status int, body string) {
 	x.code = status
-	x.w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	h := x.w.Header()
+	if body != "" {
+		h.Set("Content-Type", "application/json")
+	}
+	x.editAnswer(h)
+	h.Set("Content-Length", strconv.Itoa(len(body)))
 	x.w.WriteHeader(status)
 	if x.r.Method != http.MethodHead {
 		// An error here is a client that left; the server closes for it.
-		_, _ = x.w.Write(body)
+		_, _ = x.w.Write([]byte(body))
 	}
 }
 

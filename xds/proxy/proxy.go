@@ -18,7 +18,6 @@ import (
 type Proxy struct {
 	cfg      Config
 	client   *routing.Client
-	next     routing.Watcher // may be nil
 	metrics  *metrics
 	replicas *replicas
 	paths    []publicPath
@@ -45,7 +44,7 @@ func New(cfg Config) (*Proxy, error) {
 		return nil, err
 	}
 	p := &Proxy{
-		cfg: cfg, next: cfg.Client.Watcher, replicas: newReplicas(cfg.ReplicaTLS), paths: publicPaths(),
+		cfg: cfg, replicas: newReplicas(cfg.ReplicaTLS), paths: publicPaths(),
 		applied: make(chan struct{}), ready: make(chan struct{}), retire: make(chan struct{}),
 	}
 	p.buffers.budget, p.buffers.leastPace = httpserver.NewBudget(cfg.BodyMemory), httpserver.BytesAt(cfg.BodyRate)

@@ -1,7 +1,6 @@
 package proxy
 
 import (
-	"encoding/json"
 	"net/http"
 	"regexp"
 	"slices"
@@ -37,21 +36,8 @@ func publicPaths() (paths []publicPath) {
 	return paths
 }
 
-// publicMethods returns the methods of the public API, sorted, and those that take no body.
-func publicMethods() (all, bodiless []string) {
-	body := make(map[string]bool)
-	for _, e := range publicapi.Endpoints() {
-		body[e.Method] = body[e.Method] || e.Body
-	}
-	for method, takes := range body {
-		all = append(all, method)
-		if !takes {
-			bodiless = append(bodiless, method)
-		}
-	}
-	slices.Sort(all)
-	return all, bodiless
-}
+// The methods of the public API, and those that take no body.
+var methods, bodiless = publicapi.Methods(), publicapi.Bodiless()
 
 // refuse answers a request that is not in the public API, or of a page that is not admitted, as
 // Envoys do with the published routes. It reports whether it has.
@@ -68,15 +54,13 @@ func (x *exchange) refuse(target string) bool {
 	case i < 0:
 		return x.replyRefusal(http.StatusNotFound, "NotFoundError", "path not served")
 	case len(origins) > 0 && x.r.Method == http.MethodOptions && x.r.Header.Get("Access-Control-Request-Method") != "":
-		all, _ := publicMethods()
 		h := x.w.Header()
-		h.Set("Access-Control-Allow-Methods", strings.Join(all, ", "))
+		h.Set("Access-Control-Allow-Methods", strings.Join(methods, ", "))
 		if asked := x.r.Header.Get("Access-Control-Request-Headers"); asked != "" {
 			h.Set("Access-Control-Allow-Headers", asked)
 		}
 		h.Set("Access-Control-Max-Age", "7200") // the longest that Chromium keeps an answer, in seconds
-		x.editAnswer(h)
-		x.replyLocal(http.StatusNoContent, nil)
+		x.reply(http.StatusNoContent, "")
 		return true
 	case !slices.Contains(x.p.paths[i].methods, x.r.Method):
 		allow := strings.Join(x.p.paths[i].methods, ", ")
@@ -84,24 +68,10 @@ func (x *exchange) refuse(target string) bool {
 		return x.replyRefusal(http.StatusMethodNotAllowed, "MethodNotAllowedError",
 			"method not served; this path takes "+allow)
 	}
-	if _, bodiless := publicMethods(); x.size > 0 && slices.Contains(bodiless, x.r.Method) {
+	if x.size > 0 && slices.Contains(bodiless, x.r.Method) {
 		return x.replyRefusal(http.StatusBadRequest, "BadRequestError", x.r.Method+" takes no body")
 	}
 	return false
-}
-
-// replyRefusal answers with an error in the format of engines. It returns true.
-func (x *exchange) replyRefusal(status int, errorType, message string) bool {
-	body, err := json.Marshal(map[string]any{"error": map[string]any{"message": message, "type": errorType,
-		"param": nil, "code": status}})
-	if err != nil {
-		panic("internal error: " + err.Error())
-	}
-	h := x.w.Header()
-	h.Set("Content-Type", "application/json")
-	x.editAnswer(h)
-	x.replyLocal(status, body)
-	return true
 }
 
 // exposed are the headers that pages of other origins may read.
@@ -113,9 +83,6 @@ var loadMetrics = []string{"Endpoint-Load-Metrics", "Endpoint-Load-Metrics-Bin",
 // editAnswer changes the headers of an answer: its stage and epoch are added, a replica's load
 // is removed, and pages of admitted origins may read it.
 func (x *exchange) editAnswer(h http.Header) {
-	if x.state == nil {
-		return
-	}
 	for _, name := range loadMetrics {
 		delete(h, name)
 	}

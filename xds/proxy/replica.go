@@ -98,9 +98,9 @@ func (p *replicas) keep(wanted map[string]bool) {
 		if !wanted[address] {
 			delete(p.all, address)
 			r.retire()
-			p.failed.clear(address)
 		}
 	}
+	p.failed.keep(wanted)
 }
 
 // close cuts every connection and waits for dials that are under way.
@@ -269,6 +269,18 @@ func (f *failedReplicas) clear(address string) {
 	next := maps.Clone(*f.all.Load())
 	delete(next, address)
 	f.all.Store(&next)
+}
+
+// keep forgets the failures of replicas that are not wanted any more, also of those that a request
+// tried after they had left.
+func (f *failedReplicas) keep(wanted map[string]bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if all := f.all.Load(); all != nil && len(*all) > 0 {
+		next := maps.Clone(*all)
+		maps.DeleteFunc(next, func(address string, _ pause) bool { return !wanted[address] })
+		f.all.Store(&next)
+	}
 }
 
 // avoided returns the rule by which a pick passes replicas over; nil if it passes none over.

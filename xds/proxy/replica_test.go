@@ -238,7 +238,11 @@ func TestRetiredReplica(t *testing.T) {
 	all := pools(t)
 	resp, _, err := all.get(address, h2c).send(post(t, t.Context(), address, "x"))
 	testkit.NoError(t, err)
+	all.failed.add("10.0.0.9:1", time.Now()) // a request tried it after it had left
 	all.keep(nil)
+	if all.failed.avoided(time.Now()) != nil {
+		t.Error("the failure of a replica that has left is remembered")
+	}
 	close(release)
 	if b, err := io.ReadAll(resp.Body); err != nil || string(b) != "done" {
 		t.Errorf("got %q, %v", b, err)
@@ -291,5 +295,9 @@ func TestPassedOver(t *testing.T) {
 	}
 	if f.add("a", now); f.avoided(now.Add(passOver))("a") {
 		t.Error("the time did not begin anew")
+	}
+	f.keep(map[string]bool{"b": true})
+	if all := *f.all.Load(); len(all) != 1 || f.avoided(now) == nil {
+		t.Errorf("%v are kept, want b alone", all)
 	}
 }

@@ -24,7 +24,7 @@ func TestSpans(t *testing.T) {
 	v := twoStages(fronts)
 	v.Settings.Listen = "127.0.0.1:0"
 	c.set(v, nil)
-	p, _ := c.runProxy(t, Config{Tracer: sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test")})
+	p := c.runProxy(t, Config{Tracer: sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test")})
 	<-p.Ready()
 	f := fleet{t: t, url: "http://" + p.Addr().String(), client: http.Client{Transport: &http.Transport{}}}
 	t.Cleanup(f.client.CloseIdleConnections)

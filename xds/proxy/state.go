@@ -76,9 +76,6 @@ func (p *Proxy) Update(s *routing.Snapshot) {
 	if plan := s.Plan(); plan != nil {
 		p.apply(plan)
 	}
-	if p.next != nil {
-		p.next.Update(s)
-	}
 }
 
 // apply makes new requests use a plan.

@@ -191,32 +191,6 @@ func TestConfigErrors(t *testing.T) {
 	}
 }
 
-// TestEarlyAnswers checks that a front that responds without reading the body does not
-// break the client's connection.
-func TestEarlyAnswers(t *testing.T) {
-	f := newFleet(t, 2, nil)
-	c := http.Client{Transport: transport(t, false)}
-	var load sync.WaitGroup
-	for i := range 16 {
-		load.Go(func() {
-			for n := range 200 {
-				var body io.Reader = bytes.NewReader(prompt("m", 1000+n*97))
-				if i%2 == 0 {
-					body = chunked{body}
-				}
-				resp, err := c.Post(f.url+"/status/200", "application/json", body)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				io.Copy(io.Discard, resp.Body)
-				resp.Body.Close()
-			}
-		})
-	}
-	load.Wait()
-}
-
 // TestAllocations bounds the allocations of one request, without those of the client
 // and the front.
 func TestAllocations(t *testing.T) {

@@ -32,20 +32,13 @@ type watchdog struct {
 	stopped bool
 }
 
-// again returns a watchdog that begins anew, for another part of the request.
-func (w *watchdog) again() *watchdog {
-	out := &watchdog{idle: w.idle, begun: w.begun, cancel: w.cancel, control: w.control, reading: w.reading,
-		untilLate: w.untilLate}
-	out.recordProgress()
-	return out
-}
-
-// start starts the timer. The limit must be set.
+// start begins the limits anew, for another part of the request.
 func (w *watchdog) start() {
-	if first := w.nextTimeout(0, 0, w.untilLate()); first > 0 {
-		w.mu.Lock()
+	w.recordProgress()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if first := w.nextTimeout(0, 0, max(w.untilLate(), 0)); first > 0 && w.timer == nil {
 		w.timer = time.AfterFunc(first, w.fire)
-		w.mu.Unlock()
 	}
 }
 

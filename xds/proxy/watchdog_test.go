@@ -24,32 +24,6 @@ func watched(idle time.Duration) (*watchdog, func() error) {
 		}
 }
 
-func TestWatchLimits(t *testing.T) {
-	for _, c := range []struct {
-		idle, at time.Duration
-		want     error
-	}{
-		{time.Minute, time.Minute, errIdle},
-		{0, 100 * time.Hour, nil},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			w, cause := watched(c.idle)
-			w.start()
-			defer w.stop()
-			time.Sleep(c.at - 1)
-			synctest.Wait()
-			if cause() != nil {
-				t.Errorf("%+v: too early: %v", c, cause())
-			}
-			time.Sleep(time.Nanosecond)
-			synctest.Wait()
-			if !errors.Is(cause(), c.want) {
-				t.Errorf("%+v: cause %v", c, cause())
-			}
-		})
-	}
-}
-
 // TestWatchIsExact checks that the idle limit counts from the last byte, not from the
 // time when the timer fires.
 func TestWatchIsExact(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cascadeinfer/cascade/internal/publicapi"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
@@ -47,7 +48,7 @@ func preflightRoute(kind clientKind) *routev3.Route {
 	r := refusal(kind, "", 204, "", "", []*routev3.HeaderMatcher{exactMatch(":method", "OPTIONS"), presentMatch(wantedMethod)})
 	r.Name, r.GetDirectResponse().Body = preflightName, nil
 	r.ResponseHeadersToAdd = []*corev3.HeaderValueOption{
-		setHeader(corsPrefix+"allow-methods", strings.Join(publicMethods(), ", ")),
+		setHeader(corsPrefix+"allow-methods", strings.Join(publicapi.Methods(), ", ")),
 		setHeader(corsPrefix+"allow-headers", echoedHeaders),
 		setHeader(corsPrefix+"max-age", preflightHours),
 	}

@@ -56,7 +56,7 @@ func publicRoutes(kind clientKind, origins []string) []*routev3.Route {
 		r.ResponseHeadersToAdd = append(r.ResponseHeadersToAdd, setHeader("allow", allow))
 		routes = append(routes, r)
 	}
-	for _, method := range bodiless() {
+	for _, method := range publicapi.Bodiless() {
 		match := []*routev3.HeaderMatcher{exactMatch(":method", method), rangeMatch(contentLength, 1, math.MaxInt64)}
 		routes = append(routes, refusal(kind, "body", 400, "BadRequestError", method+" takes no body", match))
 	}
@@ -87,25 +87,6 @@ func pathMatch(m *matcherv3.StringMatcher) *routev3.HeaderMatcher {
 func not(m *routev3.HeaderMatcher) *routev3.HeaderMatcher {
 	m.InvertMatch = true
 	return m
-}
-
-// publicMethods returns the methods of the public API, sorted.
-func publicMethods() []string {
-	all := make(map[string]bool)
-	for _, e := range publicapi.Endpoints() {
-		all[e.Method] = true
-	}
-	return slices.Sorted(maps.Keys(all))
-}
-
-// bodiless returns the methods of which no request may have a body, sorted.
-func bodiless() []string {
-	takesBody := make(map[string]bool)
-	for _, e := range publicapi.Endpoints() {
-		takesBody[e.Method] = takesBody[e.Method] || e.Body
-	}
-	maps.DeleteFunc(takesBody, func(_ string, body bool) bool { return body })
-	return slices.Sorted(maps.Keys(takesBody))
 }
 
 // refusal returns a route that answers what matches with an error in the format of the

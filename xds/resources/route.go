@@ -1,7 +1,6 @@
 package resources
 
 import (
-	"encoding/json"
 	"math"
 	"slices"
 	"strconv"
@@ -18,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/cascadeinfer/cascade/internal/publicapi"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
@@ -270,22 +270,9 @@ func retryPolicy() *routev3.RetryPolicy {
 // UnknownModel returns the body of the 404 of a host that serves several models, in the
 // format of the OpenAI API's errors.
 func UnknownModel() string {
-	type apiError struct {
-		Message string `json:"message"`
-		Type    string `json:"type"`
-		Param   string `json:"param"`
-		Code    string `json:"code"`
-	}
-	body, err := json.Marshal(map[string]apiError{"error": {
-		Message: "The request names no model that is served here. Set \"model\" to one that is, or use that model's own host name.",
-		Type:    "invalid_request_error",
-		Param:   "model",
-		Code:    "model_not_found",
-	}})
-	if err != nil {
-		panic("internal error: " + err.Error())
-	}
-	return string(body)
+	e := publicapi.NewError(404, "model_not_found", "The request names no model that is served here. Set \"model\" to one that is, or use that model's own host name.")
+	e.Param = "model"
+	return e.Body()
 }
 
 func anyPath() *routev3.RouteMatch {
