@@ -278,9 +278,7 @@ lab-peers: zig
 # xds: our xDS server beside go-control-plane's snapshot cache, 100 and 1,000 nodes; and 10,000 replicas.
 lab-xds:
 	$(GO) test -run '^$$' -bench Boundary -benchtime 100x -timeout 30m ./xds/server
-	$(GO) test -run '^$$' -bench BenchmarkHealth -benchtime 5x -timeout 30m ./xds/server
 	$(GO) test -run '^$$' -bench HealthChange -benchtime 3x ./xds/resources
-	$(GO) test -run '^$$' -bench Set -benchtime 1000x -benchmem ./xds/cache
 	CASCADE_TEST_ALL=1 $(GO) test -run TestMemory -count 1 -v ./xds/server
 
 # overload: requests that end in time beyond capacity, with admission and without.

@@ -2,7 +2,7 @@
 //
 // It implements the cache of go-control-plane's server, in place of that
 // library's snapshot cache. Set applies a set to a group of nodes; which set
-// and when is decided by package publish. Run sends updates in the background.
+// and when is decided by package publish.
 //
 // Invariants: a watch is answered at most once, with the difference between the
 // set and what the stream was sent before; no set overtakes another; the cache
@@ -17,8 +17,8 @@
 package cache
 
 import (
-	"context"
 	"hash/maphash"
+	"maps"
 	"sync"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -46,10 +46,8 @@ type Cache struct {
 	seed    maphash.Seed  // of the hash that assigns nodes to shards
 	changed chan struct{} // capacity 1; see Changed
 
-	setMu   sync.Mutex    // held during a change of the sets
-	sets    groupSets     // guarded by setMu; every shard has its own copy
-	running bool          // guarded by setMu
-	pending chan struct{} // capacity 1: shards have pending updates for Run
+	setMu sync.Mutex // held during a change of the sets
+	sets  groupSets  // guarded by setMu; replaced, not changed: the shards read it, too
 }
 
 var _ gcp.Cache = (*Cache)(nil)
@@ -81,15 +79,15 @@ func New(cfg Config) *Cache {
 	if secrets == nil {
 		secrets = func(string) bool { return false }
 	}
-	c := &Cache{group: group, secrets: secrets, seed: maphash.MakeSeed(), sets: make(groupSets), changed: make(chan struct{}, 1), pending: make(chan struct{}, 1)}
+	c := &Cache{group: group, secrets: secrets, seed: maphash.MakeSeed(), sets: make(groupSets), changed: make(chan struct{}, 1)}
 	for i := range c.shards {
-		c.shards[i].init()
+		c.shards[i].types = make(map[string]*watches)
 	}
 	return c
 }
 
 // Unanswered adds to ids the nodes that have not replied to a response with one
-// of the types, or are about to be sent one. What such a node has is unknown,
+// of the types, also if it is not sent yet. What such a node has is unknown,
 // whatever it acknowledged before.
 func (c *Cache) Unanswered(types []string, ids map[string]bool) {
 	for i := range c.shards {
@@ -97,86 +95,30 @@ func (c *Cache) Unanswered(types []string, ids map[string]bool) {
 	}
 }
 
-// Changed is signalled, at least once, after nodes have replied or turned out
-// not to be concerned by an update.
+// Changed is signalled, at least once, after nodes have replied.
 func (c *Cache) Changed() <-chan struct{} { return c.changed }
 
 // Set applies a set to the nodes of a group, and with the group "" to all nodes
 // whose group has no set of its own. Streams are sent what changed; an equal
-// set sends nothing. While Run runs, it sends the updates.
+// set sends nothing. The shards are updated one after another, so that clients
+// of the others are served in the meantime.
 func (c *Cache) Set(group string, set resources.Set) {
 	c.setMu.Lock()
 	defer c.setMu.Unlock()
 	old := c.sets.get(group)
 	now := prepareSet(set, old, c.sets[""])
+	c.sets = maps.Clone(c.sets)
 	c.sets[group] = now
-	c.distribute(group, old, now)
-}
-
-// Drop removes a group's own set; its nodes get the set of the group "" again.
-func (c *Cache) Drop(group string) {
-	c.setMu.Lock()
-	defer c.setMu.Unlock()
-	old, common := c.sets[group], c.sets[""]
-	if group == "" || old == nil {
-		return
-	}
-	delete(c.sets, group)
-	c.distribute(group, old, common)
-}
-
-// Run sends the updates of Set and Drop, so that these return at once however
-// many streams there are. While it does not run, Set and Drop send them
-// themselves.
-func (c *Cache) Run(ctx context.Context) error {
-	c.setMu.Lock()
-	c.running = true
-	c.setMu.Unlock()
-	for {
-		select {
-		case <-c.pending:
-			c.flush()
-			c.signalChanged() // some of the pending watches were not concerned
-		case <-ctx.Done():
-			c.setMu.Lock()
-			defer c.setMu.Unlock()
-			c.running = false
-			c.flush()
-			c.signalChanged()
-			return nil
-		}
-	}
-}
-
-// distribute gives every shard the update from old, the previous set of the
-// group or nil, to now. The shards are locked one after another, so that
-// clients of the others are served in the meantime.
-func (c *Cache) distribute(group string, old, now *groupSet) {
-	u := &update{group: group}
+	var updates []typeUpdate
 	for _, typ := range typesOf(now, old) {
 		ct := now.content(typ)
 		// Watches that are older than the first set wait for any response.
 		if changed := ct.changedNames(old.content(typ)); len(changed) > 0 || old == nil {
-			u.types = append(u.types, typeUpdate{typ: typ, content: ct, changed: changed})
+			updates = append(updates, typeUpdate{typ: typ, content: ct, changed: changed})
 		}
 	}
 	for i := range c.shards {
-		c.shards[i].setGroup(group, c.sets[group], u)
-	}
-	if !c.running {
-		c.flush()
-		return
-	}
-	select {
-	case c.pending <- struct{}{}:
-	default:
-	}
-}
-
-// flush sends the pending updates of all shards.
-func (c *Cache) flush() {
-	for i := range c.shards {
-		c.shards[i].flush()
+		c.shards[i].update(c.sets, group, updates)
 	}
 }
 

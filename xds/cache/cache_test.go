@@ -1,13 +1,10 @@
 package cache_test
 
 import (
-	"maps"
-	"slices"
 	"strings"
 	"testing"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	gcp "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
 	"go.uber.org/goleak"
 
@@ -24,7 +21,6 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const (
 	cds = resources.ClusterType
 	eds = resources.EndpointType
-	lds = resources.ListenerType
 	rds = resources.RouteType
 )
 
@@ -84,7 +80,7 @@ func TestAttackHiddenSecrets(t *testing.T) {
 		early, earlySotW := make(chan gcp.DeltaResponse, 1), make(chan gcp.Response, 1)
 		testkit.Must(c.CreateDeltaWatch(&gcp.DeltaRequest{Node: n, TypeUrl: resources.SecretType, ResourceNamesSubscribe: []string{"x"}}, asked, early))
 		testkit.Must(c.CreateWatch(&gcp.Request{Node: n, TypeUrl: resources.SecretType}, asked, earlySotW))
-		got := len(testkit.Must(c.Fetch(t.Context(), &gcp.Request{Node: n, TypeUrl: resources.SecretType, ResourceNames: []string{"x"}})).GetReturnedResources())
+		got := len(lateSotW) + len(earlySotW)
 		for _, out := range []chan gcp.DeltaResponse{late, early} {
 			select {
 			case r := <-out:
@@ -92,32 +88,43 @@ func TestAttackHiddenSecrets(t *testing.T) {
 			default:
 			}
 		}
-		got += len(lateSotW) + len(earlySotW)
-		if want := map[string]int{"edge": 5}[node]; got != want {
+		if want := map[string]int{"edge": 4}[node]; got != want {
 			t.Errorf("%s got %d secrets, want %d", node, got, want)
 		}
 	}
 }
 
-func TestFetch(t *testing.T) {
-	c := cache.New(cache.Config{})
-	req := &discoveryv3.DiscoveryRequest{TypeUrl: eds, ResourceNames: []string{"x"}}
-	r, err := c.Fetch(t.Context(), req)
-	if err != nil || len(r.GetReturnedResources()) != 0 {
-		t.Fatal(r, err)
-	}
-	c.Set("", setOf(t, "eds:x=1", "eds:y=1"))
-	if r, err = c.Fetch(t.Context(), req); err != nil {
-		t.Fatal(err)
-	}
-	if got := slices.Collect(maps.Keys(r.GetReturnedResources())); !slices.Equal(got, []string{"x"}) {
-		t.Fatal(got)
-	}
-	if got, want := r.GetResponseVersion(), cache.Digest([]*resources.Resource{resource(eds, "x", "1")}); got != want {
-		t.Errorf("version %q, want %q", got, want)
-	}
-	req.VersionInfo = r.GetResponseVersion()
-	if r, err := c.Fetch(t.Context(), req); err == nil {
-		t.Fatal("resource sent again", r)
+// TestFollowerIsAnswered checks that a follower which comes back with the plan that it has gets an empty
+// response, also if it comes before the first set: so it knows that this control plane serves it.
+func TestFollowerIsAnswered(t *testing.T) {
+	plan := resource(resources.RoutingType, "cascade", "1")
+	set := testkit.Must(resources.NewSet(plan))
+	for _, early := range []bool{false, true} {
+		c, out := cache.New(cache.Config{}), make(chan gcp.DeltaResponse, 1)
+		if !early {
+			c.Set("", set)
+		}
+		has := map[string]string{"cascade": plan.Version}
+		testkit.Must(c.CreateDeltaWatch(&gcp.DeltaRequest{TypeUrl: plan.Type, ResourceNamesSubscribe: []string{"cascade"}, InitialResourceVersions: has},
+			fixedVersions{names: map[string]struct{}{"cascade": {}}, versions: has}, out))
+		if early {
+			c.Set("", set)
+		}
+		if len(out) != 1 {
+			t.Fatalf("before the first set %v: no response", early)
+		}
+		if m := testkit.Must((<-out).GetDeltaDiscoveryResponse()); len(m.Resources)+len(m.RemovedResources) > 0 {
+			t.Errorf("before the first set %v: %v", early, m)
+		}
 	}
 }
+
+// fixedVersions is the subscription of a client that has some versions.
+type fixedVersions struct {
+	names    map[string]struct{}
+	versions map[string]string
+}
+
+func (h fixedVersions) SubscribedResources() map[string]struct{} { return h.names }
+func (h fixedVersions) ReturnedResources() map[string]string     { return h.versions }
+func (h fixedVersions) IsWildcard() bool                         { return false }

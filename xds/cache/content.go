@@ -46,7 +46,7 @@ func prepareSet(set resources.Set, before ...*groupSet) *groupSet {
 // prepareContent makes one type of a set ready to be sent.
 func prepareContent(set resources.Set, typ string, before []*groupSet) *content {
 	for _, b := range before {
-		if ct := b.content(typ); ct != nil && ct.matches(set, typ) {
+		if ct := b.content(typ); ct != nil && set.Equal(b.set, typ) {
 			return ct
 		}
 	}
@@ -72,20 +72,7 @@ func prepareContent(set resources.Set, typ string, before []*groupSet) *content 
 
 // matches reports whether the entry, which may be nil, is that of the resource.
 func (e *entry) matches(r *resources.Resource) bool {
-	return e != nil && r != nil && e.Version == r.Version && e.Unlisted == r.Unlisted
-}
-
-// matches reports whether the content is that of a type of the set.
-func (ct *content) matches(set resources.Set, typ string) bool {
-	if set.Len(typ) != len(ct.entries) {
-		return false
-	}
-	for name, e := range ct.entries {
-		if !e.matches(set.Get(typ, name)) {
-			return false
-		}
-	}
-	return true
+	return e != nil && e.Version == r.Version && e.Unlisted == r.Unlisted
 }
 
 func (ct *content) get(name string) *entry {
@@ -105,9 +92,6 @@ func (ct *content) version() string {
 
 // changedNames lists the names that differ between two contents, sorted.
 func (ct *content) changedNames(old *content) []string {
-	if ct == old {
-		return nil
-	}
 	var names []string
 	if ct != nil {
 		for name, e := range ct.entries {

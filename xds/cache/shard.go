@@ -2,7 +2,6 @@ package cache
 
 import (
 	"hash/maphash"
-	"slices"
 	"sync"
 )
 
@@ -12,13 +11,10 @@ const shards = 16
 
 // shard is a part of the nodes with all their watches.
 type shard struct {
-	mu      sync.Mutex
-	sets    groupSets
-	types   map[string]*watches
-	pending *update // not sent to the open watches yet; nil: none
+	mu    sync.Mutex
+	sets  groupSets
+	types map[string]*watches
 }
-
-func (s *shard) init() { s.sets, s.types = make(groupSets), make(map[string]*watches) }
 
 // shardOf returns the shard of a node. All streams of the node are in it, and
 // so are updated in order.
@@ -69,48 +65,14 @@ type typeUpdate struct {
 	scratch   deltaBody  // of the watch in progress
 }
 
-// update is what changed for a group, or for all groups without a set of their
-// own. All shards share it.
-type update struct {
-	group string
-
-	mu    sync.Mutex
-	types []typeUpdate
-}
-
-// setGroup gives a group its own set, or removes that if it is nil, and makes u
-// pending. An earlier pending update is sent first, because its changes are not
-// in u.
-func (s *shard) setGroup(group string, own *groupSet, u *update) {
+// update makes the sets those of the shard, and answers the watches that the
+// updates of a group concern.
+func (s *shard) update(sets groupSets, group string, updates []typeUpdate) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.flushLocked()
-	if own != nil {
-		s.sets[group] = own
-	} else {
-		delete(s.sets, group)
-	}
-	if len(u.types) > 0 {
-		s.pending = u
-	}
-}
-
-// flush sends the pending update to the open watches.
-func (s *shard) flush() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.flushLocked()
-}
-
-func (s *shard) flushLocked() {
-	u := s.pending
-	if s.pending = nil; u == nil {
-		return
-	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	for i := range u.types {
-		s.respondAll(u.group, &u.types[i])
+	s.sets = sets
+	for i := range updates {
+		s.respondAll(group, &updates[i])
 	}
 }
 
@@ -147,19 +109,6 @@ func (s *shard) addUnanswered(types []string, ids map[string]bool) {
 		if ws := s.types[typ]; ws != nil {
 			for _, w := range ws.answered.all {
 				ids[w.node] = true
-			}
-		}
-	}
-	if s.pending == nil {
-		return
-	}
-	for i := range s.pending.types {
-		typ := s.pending.types[i].typ // the other fields are guarded by the update's mu
-		if ws := s.types[typ]; ws != nil && slices.Contains(types, typ) {
-			for _, w := range ws.open.all {
-				if s.usesSetOf(w.group, s.pending.group) {
-					ids[w.node] = true // even if the update turns out not to concern it
-				}
 			}
 		}
 	}

@@ -3,12 +3,12 @@ package cache
 import (
 	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"slices"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
 	gcp "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
 
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -178,13 +178,16 @@ func (w *watch) diffResource(a *deltaBody, ct *content, name string, renewed map
 // initialEmpty returns the empty response to a new wildcard subscription that
 // lacks nothing, nil for other requests: a proxy that starts waits for such a
 // response. Requests that only add or remove names do not ask for the wildcard.
+// A follower of the plan, which comes back with what it has, learns by such a
+// response that this control plane serves it.
 func (w *watch) initialEmpty(ct *content) *deltaBody {
 	req := w.delta.req
-	if req.GetResponseNonce() != "" || !w.sub.IsWildcard() {
+	follows := req.GetTypeUrl() == resources.RoutingType
+	if req.GetResponseNonce() != "" || !w.sub.IsWildcard() && !follows {
 		return nil
 	}
 	subscribe := req.GetResourceNamesSubscribe()
-	if !slices.Contains(subscribe, "*") && len(subscribe)+len(req.GetResourceNamesUnsubscribe()) > 0 {
+	if !follows && !slices.Contains(subscribe, "*") && len(subscribe)+len(req.GetResourceNamesUnsubscribe()) > 0 {
 		return nil
 	}
 	return &deltaBody{version: ct.version()}
@@ -304,32 +307,7 @@ func trySend[R any](out chan R, resp R) bool {
 	}
 }
 
-// Fetch implements the REST protocol.
-func (c *Cache) Fetch(_ context.Context, req *discoveryv3.DiscoveryRequest) (gcp.Response, error) {
-	c.setMu.Lock()
-	s := c.sets.get(c.group(req.GetNode()))
-	c.setMu.Unlock()
-	w := c.newWatch(req.GetNode(), req.GetTypeUrl(), namedSubscription(req.GetResourceNames()))
-	w.sotw = &sotwWatch{req: req}
-	resp := w.sotwResponse(w.visible(s.content(req.GetTypeUrl())))
-	if resp == nil {
-		resp = &sotwResponse{req: req, version: Digest(nil)}
-	}
-	if req.GetVersionInfo() == resp.version {
-		return nil, &types.SkipFetchError{}
-	}
-	return resp, nil
-}
-
-// namedSubscription is the subscription of a request without a stream.
-type namedSubscription []string
-
-func (n namedSubscription) ReturnedResources() map[string]string { return nil }
-func (n namedSubscription) IsWildcard() bool                     { return len(n) == 0 }
-func (n namedSubscription) SubscribedResources() map[string]struct{} {
-	set := make(map[string]struct{}, len(n))
-	for _, name := range n {
-		set[name] = struct{}{}
-	}
-	return set
+// Fetch implements gcp.ConfigFetcher. No service of package server polls.
+func (c *Cache) Fetch(context.Context, *discoveryv3.DiscoveryRequest) (gcp.Response, error) {
+	return nil, errors.ErrUnsupported
 }

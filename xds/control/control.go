@@ -274,7 +274,6 @@ func (c *Control) Run(ctx context.Context) error {
 	defer c.Close()
 	defer c.runAudit(ctx)()
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return c.cache.Run(ctx) })
 	g.Go(func() error { return c.publisher.Run(ctx) })
 	g.Go(func() error { return c.fleet.Run(ctx) })
 	g.Go(func() error { return c.names.run(ctx) })

@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cascadeinfer/cascade/internal/cleantext"
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/grpc"
@@ -23,15 +22,18 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// Defaults of Config.
+// DefaultBackoffMin and DefaultBackoffMax bound the pause between two connections.
 const (
 	DefaultBackoffMin = 500 * time.Millisecond
 	DefaultBackoffMax = 5 * time.Second
-	DefaultKeepalive  = 30 * time.Second
 )
 
-// keepaliveTimeout bounds the response to a ping.
-const keepaliveTimeout = 5 * time.Second
+// keepaliveTime is how often an idle connection is probed, and keepaliveTimeout bounds the response.
+// The server must permit it.
+const (
+	keepaliveTime    = 30 * time.Second
+	keepaliveTimeout = 5 * time.Second
+)
 
 // connectTimeout bounds a connection attempt.
 const connectTimeout = 10 * time.Second
@@ -80,12 +82,9 @@ type Config struct {
 	// stream, with the connection to it. Its context ends with the stream, which waits for it to
 	// return. nil: not called.
 	OnStream func(context.Context, grpc.ClientConnInterface)
-	// BackoffMin and BackoffMax bound the jittered exponential backoff between two
-	// connections; defaults DefaultBackoffMin and DefaultBackoffMax.
-	BackoffMin, BackoffMax time.Duration
-	// Keepalive is how often an idle connection is probed; default
-	// DefaultKeepalive. gRPC raises it to 10 s. The server must permit it.
-	Keepalive time.Duration
+	// BackoffMin is the least of the jittered exponential backoff between two connections;
+	// default DefaultBackoffMin.
+	BackoffMin time.Duration
 	// Logger gets connects, disconnects and refused resources; nil discards them.
 	Logger *slog.Logger
 }
@@ -110,21 +109,14 @@ func (c *Config) validate() error {
 		return errors.New("routing client: NodeID is empty; give this proxy a name")
 	case len(c.Slots) > MaxSlots || slices.Contains(c.Slots, ""):
 		return fmt.Errorf("routing client: Slots: want at most %d names", MaxSlots)
-	case c.BackoffMin < 0 || c.BackoffMax < 0 || c.Keepalive < 0:
-		return errors.New("routing client: BackoffMin, BackoffMax and Keepalive must not be negative")
+	case c.BackoffMin < 0:
+		return errors.New("routing client: BackoffMin must not be negative")
 	}
 	if c.Cluster == "" {
 		c.Cluster = "cascade"
 	}
 	if c.BackoffMin == 0 {
 		c.BackoffMin = DefaultBackoffMin
-	}
-	if c.BackoffMax == 0 {
-		c.BackoffMax = DefaultBackoffMax
-	}
-	c.BackoffMax = max(c.BackoffMax, c.BackoffMin)
-	if c.Keepalive == 0 {
-		c.Keepalive = DefaultKeepalive
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -191,7 +183,7 @@ func (c *Client) Run(ctx context.Context) error {
 			clear(logged)
 		}
 		// The backoff grows after each round of all servers.
-		pause := backoff(c.cfg.BackoffMin, c.cfg.BackoffMax, max(attempt, 0)/len(servers))
+		pause := backoff(c.cfg.BackoffMin, max(attempt, 0)/len(servers))
 		// An outage is logged, and new causes once a minute: they may alternate, and have ports in their texts.
 		if now := time.Now(); err.Error() != said[at] && now.Sub(logged[at]) >= logEvery {
 			c.logDisconnect(server, err)
@@ -223,23 +215,17 @@ func (c *Client) dial(s Server) (*grpc.ClientConn, error) {
 	}
 	// gRPC's default backoff would dial only every two minutes after a long outage.
 	pause := connectbackoff.DefaultConfig
-	pause.BaseDelay, pause.MaxDelay = c.cfg.BackoffMin, c.cfg.BackoffMax
+	pause.BaseDelay, pause.MaxDelay = c.cfg.BackoffMin, DefaultBackoffMax
 	return grpc.NewClient(s.Target,
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: pause, MinConnectTimeout: connectTimeout}),
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessage)),
-		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: c.cfg.Keepalive, Timeout: keepaliveTimeout}))
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: keepaliveTime, Timeout: keepaliveTimeout}))
 }
 
-// backoff returns a random pause of half to all of min·2^attempt, at most top.
-func backoff(least, top time.Duration, attempt int) time.Duration {
-	d := least
-	for range attempt {
-		if d *= 2; d >= top {
-			d = top
-			break
-		}
-	}
+// backoff returns a random pause of half to all of least·2^attempt, at most DefaultBackoffMax.
+func backoff(least time.Duration, attempt int) time.Duration {
+	d := min(least<<min(attempt, 16), max(DefaultBackoffMax, least))
 	return d/2 + rand.N(d/2+1)
 }
 
@@ -307,7 +293,7 @@ func (c *Client) runStream(ctx context.Context, server Server, m *machine) (hear
 			reply, refused := m.receive(r)
 			if refused != nil {
 				c.cfg.Logger.Warn("resources refused; keeping the last valid ones", "type", r.GetTypeUrl(), "error",
-					truncateError(refused))
+					truncate(refused.Error()))
 			}
 			// Publish first: an ACK means that the configuration is in use.
 			c.publish(m)
@@ -316,14 +302,6 @@ func (c *Client) runStream(ctx context.Context, server Server, m *machine) (hear
 			}
 		}
 	}
-}
-
-// truncateError bounds an error's text for a log.
-func truncateError(err error) string {
-	if s := err.Error(); len(s) > maxDetail {
-		return cleantext.Truncate(s, maxDetail) + "…"
-	}
-	return err.Error()
 }
 
 func (c *Client) publish(m *machine) {

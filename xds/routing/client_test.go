@@ -93,7 +93,7 @@ func serve(t *testing.T) (*adsServer, *grpc.ClientConn) {
 func follow(t *testing.T, cfg Config) (updates, *Client) {
 	t.Helper()
 	u := make(updates, 100)
-	cfg.NodeID, cfg.Watcher, cfg.BackoffMin, cfg.BackoffMax = "n1", u, time.Millisecond, 2*time.Millisecond
+	cfg.NodeID, cfg.Watcher, cfg.BackoffMin = "n1", u, time.Millisecond
 	c, err := New(cfg)
 	testkit.NoError(t, err)
 	testkit.Run(t, c.Run)
@@ -151,7 +151,7 @@ func TestConfigErrors(t *testing.T) {
 
 func TestBackoffBounds(t *testing.T) {
 	for attempt := range 100 {
-		d := backoff(DefaultBackoffMin, DefaultBackoffMax, attempt)
+		d := backoff(DefaultBackoffMin, attempt)
 		if d < DefaultBackoffMin/2 || d > DefaultBackoffMax {
 			t.Fatalf("attempt %d waits %v", attempt, d)
 		}

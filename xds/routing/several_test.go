@@ -1,7 +1,19 @@
 package routing
 
 import (
+	"context"
+	"net"
 	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/cache"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/server"
 )
 
 // TestSeveralServers checks that a client whose control plane is unreachable connects
@@ -25,5 +37,39 @@ func TestSeveralServers(t *testing.T) {
 	}
 	if _, err := New(Config{Conn: first, NodeID: "n1", OtherServers: []Server{{}}}); err == nil {
 		t.Error("a server without an address is taken")
+	}
+}
+
+// TestServerWithoutNews checks that a client which goes to another control plane with the plan that this one has, too,
+// is connected to it, and that OnStream runs: its proxy reports loads there.
+func TestServerWithoutNews(t *testing.T) {
+	view := resources.View{
+		Models: []resources.Model{{Name: "m", Context: 8192}}, Plans: []policies.Plan{policies.OneStagePlan("m", []policies.ReplicaID{"r"})},
+		Endpoints: []resources.Endpoint{{Replica: policies.Replica{ID: "r", Model: "m", Address: "10.0.0.1:80"}}},
+	}
+	plane := func() (conn *grpc.ClientConn, stop func()) {
+		c := cache.New(cache.Config{})
+		c.Set("", testkit.Must(resources.Build(view)))
+		g, l := grpc.NewServer(), bufconn.Listen(1<<20)
+		testkit.Must(server.New(server.Config{Cache: c})).Register(t.Context(), g)
+		go func() { _ = g.Serve(l) }()
+		conn = testkit.Must(grpc.NewClient("passthrough:///plane", grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) })))
+		t.Cleanup(func() { conn.Close(); g.Stop() })
+		return conn, g.Stop
+	}
+	first, stop := plane()
+	second, _ := plane()
+	streams := make(chan grpc.ClientConnInterface, 10)
+	u, c := follow(t, Config{Conn: first, OtherServers: []Server{{Conn: second}},
+		OnStream: func(_ context.Context, conn grpc.ClientConnInterface) { streams <- conn }})
+	<-u // empty
+	if got := <-u; got.Plan() == nil || <-streams != first {
+		t.Fatal("the first control plane is not followed")
+	}
+	stop()
+	testkit.WaitFor(t, "the second control plane", c.Connected)
+	if <-streams != second {
+		t.Error("OnStream ran for another connection")
 	}
 }

@@ -6,12 +6,9 @@ import (
 	"fmt"
 	"net"
 	"runtime"
-	"runtime/debug"
-	"runtime/metrics"
 	"slices"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -159,7 +156,6 @@ func newServer(tb testing.TB, m *meter, sets []resources.Set) *benchServer {
 	tb.Helper()
 	c := cache.New(cache.Config{})
 	s := testkit.Must(server.New(server.Config{Cache: c, Callbacks: publish.NewLedger(nil)}))
-	testkit.Run(tb, c.Run)
 	return &benchServer{"ours", listen(tb, m, s.Register, server.Options()...), m, func(i int) { c.Set("", sets[i]) }}
 }
 
@@ -285,95 +281,6 @@ func BenchmarkBoundary(b *testing.B) {
 			b.ReportMetric(0, "ns/op")
 		})
 	}
-}
-
-// BenchmarkHealth changes the health of one of 10,000 replicas in eight stages, under real delta
-// ADS streams from another process. One iteration is one change.
-func BenchmarkHealth(b *testing.B) {
-	const replicas = 10_000
-	view := func(h resources.Health) resources.Set {
-		v := fleetView(replicas, 1000)
-		p := policies.Plan{Model: "m", Epoch: 1, Stages: make([]policies.Stage, policies.MaxStages)}
-		for k := range p.Stages {
-			p.Stages[k] = policies.Stage{Low: policies.Tokens(1000 * k), High: policies.Tokens(1000 * (k + 1))}
-		}
-		p.Stages[len(p.Stages)-1].High = policies.Unbounded
-		for i, e := range v.Endpoints {
-			p.Stages[i%len(p.Stages)].Replicas = append(p.Stages[i%len(p.Stages)].Replicas, e.ID)
-		}
-		v.Plans = []policies.Plan{p}
-		v.Endpoints[replicas/2+3].Health = h
-		return testkit.Must(resources.Build(v))
-	}
-	sets := []resources.Set{view(resources.Healthy), view(resources.Unhealthy)}
-	changed, bytes := 0, 0
-	for _, name := range resources.ChangedNames(sets[0], sets[1], eds) {
-		if r := sets[1].Get(eds, name); !r.Unlisted {
-			changed, bytes = changed+1, bytes+len(r.Body)
-		}
-	}
-	for _, n := range []int{100, 1000} {
-		b.Run(fmt.Sprint(n, " nodes"), func(b *testing.B) {
-			p := newServer(b, new(meter), sets)
-			c := startClientProcess(b)
-			p.meter.arm(1 << 30)
-			p.set(0)
-			c.command("connect", p.address, fmt.Sprint(n))
-			debug.FreeOSMemory()
-			most := watchMemory(b)
-			c.command(append([]string{"subscribe", p.address}, subscriptionWords(sets[0])...)...)
-			settle(b, p.meter, 8*n)
-			peak := most()
-			var memory runtime.MemStats
-			runtime.GC()
-			runtime.GC() // what sync.Pools hold survives one
-			runtime.ReadMemStats(&memory)
-			var samples []sample
-			before := cpuTime(b)
-			for i := 1; b.Loop(); i++ {
-				samples = append(samples, p.measureChange(b, i%2, n, changed))
-			}
-			b.ReportMetric((cpuTime(b)-before).Seconds()/float64(len(samples)), "cpu-s/change")
-			b.ReportMetric(float64(median(samples, func(s sample) time.Duration { return s.acked }))/1e6, "acked-ms")
-			b.ReportMetric(float64(bytes), "bytes/node")
-			b.ReportMetric(float64(changed), "resources/node")
-			b.ReportMetric(float64(memory.HeapAlloc+memory.StackInuse)/(1<<20), "MiB")
-			b.ReportMetric(float64(peak)/(1<<20), "subscribing-MiB")
-			b.ReportMetric(0, "ns/op")
-		})
-	}
-}
-
-// watchMemory watches the memory that the runtime holds for the heap and for stacks until the function that it
-// returns is called, which returns the most.
-func watchMemory(tb testing.TB) (stop func() uint64) {
-	done, most := make(chan struct{}), make(chan uint64)
-	go func() {
-		samples := []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/memory/classes/heap/unused:bytes"}, {Name: "/memory/classes/heap/stacks:bytes"}}
-		peak := uint64(0)
-		for {
-			metrics.Read(samples)
-			now := uint64(0)
-			for _, s := range samples {
-				now += s.Value.Uint64()
-			}
-			peak = max(peak, now)
-			select {
-			case <-done:
-				most <- peak
-				return
-			case <-time.After(5 * time.Millisecond):
-			}
-		}
-	}()
-	return func() uint64 { close(done); return <-most }
-}
-
-// cpuTime returns the CPU time that this process has used.
-func cpuTime(tb testing.TB) time.Duration {
-	var u syscall.Rusage
-	testkit.NoError(tb, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // startComparison returns our server and go-control-plane's, each with n clients that have

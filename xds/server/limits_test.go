@@ -42,7 +42,7 @@ func TestLimits(t *testing.T) {
 				good := openStream(t, s.conn, true, "", "good")
 				good.subscribe(cds)
 				good.expectAck("a")
-				if err := runScenario(t, scenario, "", subject{conn: s.conn}); err != nil {
+				if err := runScenario(t, scenario, "", func() subject { return subject{conn: s.conn} }); err != nil {
 					t.Error(err)
 				}
 				if len(reported) != 1 || <-reported != s.LastRefusal().Err.Error() {
