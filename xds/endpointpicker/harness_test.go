@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -34,15 +33,15 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // plane is a control plane that serves views, and a picker that follows it over real xDS.
 type plane struct {
-	t       *testing.T
-	cache   *cache.Cache
-	picker  *Server
-	updated chan struct{}
-	client  extproc.ExternalProcessorClient
-	conn    *grpc.ClientConn
+	t      *testing.T
+	cache  *cache.Cache
+	picker *Server
+	client extproc.ExternalProcessorClient
+	conn   *grpc.ClientConn
 
-	mu     sync.Mutex
-	pooled bool // the picker has a pool instead of a control plane; guarded by mu
+	mu      sync.Mutex
+	pooled  bool   // the picker has a pool instead of a control plane
+	version string // of the plan that it uses
 }
 
 // Update passes a snapshot to the picker.
@@ -53,10 +52,7 @@ func (p *plane) Update(s *routing.Snapshot) {
 		return
 	}
 	p.picker.Update(s)
-	select {
-	case p.updated <- struct{}{}:
-	default:
-	}
+	p.version = s.Version
 }
 
 // updatePool gives the picker a pool instead of the control plane.
@@ -70,7 +66,7 @@ func (p *plane) updatePool(endpoints []netip.AddrPort) {
 // startPlane runs both until the end of the test.
 func startPlane(t *testing.T, c Config) *plane {
 	t.Helper()
-	p := &plane{t: t, cache: cache.New(cache.Config{}), picker: testkit.Must(New(c)), updated: make(chan struct{}, 1)}
+	p := &plane{t: t, cache: cache.New(cache.Config{}), picker: testkit.Must(New(c))}
 	s := testkit.Must(server.New(server.Config{Cache: p.cache}))
 	ads := grpc.NewServer()
 	s.Register(t.Context(), ads)
@@ -102,7 +98,7 @@ func serve(t *testing.T, s *grpc.Server) *grpc.ClientConn {
 	return conn
 }
 
-// publish serves a view and waits until the picker knows it: until its epochs are in use.
+// publish serves a view and waits until the picker uses it.
 func (p *plane) publish(v resources.View) {
 	p.t.Helper()
 	set, err := resources.Build(v)
@@ -111,37 +107,8 @@ func (p *plane) publish(v resources.View) {
 	}
 	testkit.NoError(p.t, err)
 	p.cache.Set("", set)
-	want := describeView(v)
-	testkit.WaitForValue(p.t, "the picker's view", func() string { return describePicker(p.picker.view.Load()) }, func(got string) bool { return got == want })
-}
-
-// describeView and describePicker describe what a picker gets of a view, in the same words.
-func describeView(v resources.View) string {
-	var out []string
-	for _, plan := range v.Plans {
-		for _, s := range plan.Stages {
-			for _, e := range v.Endpoints {
-				if e.Model == plan.Model && slices.Contains(s.Replicas, e.ID) {
-					out = append(out, fmt.Sprintf("%s<%d %s %v", plan.Model, s.High, e.Address, e.Health == resources.Healthy))
-				}
-			}
-		}
-	}
-	slices.Sort(out)
-	return strings.Join(out, "\n")
-}
-
-func describePicker(v *View) string {
-	var out []string
-	for _, m := range v.list {
-		for _, s := range m.Stages {
-			for _, e := range s.Tiers[0] {
-				out = append(out, fmt.Sprintf("%s<%d %s %v", m.Model, s.High, e, e.Ready()))
-			}
-		}
-	}
-	slices.Sort(out)
-	return strings.Join(out, "\n")
+	want := set.Get(resources.RoutingType, resources.RoutingName("")).Version
+	testkit.WaitForValue(p.t, "the picker's view", func() string { p.mu.Lock(); defer p.mu.Unlock(); return p.version }, func(got string) bool { return got == want })
 }
 
 // twoStages returns a view of model m with replicas 10.0.0.1 and .2 for short requests and .3

@@ -1,6 +1,7 @@
 package endpointpicker
 
 import (
+	"errors"
 	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,7 +23,7 @@ const (
 	unsupported  outcome = "unsupported"   // 500: the filter is not configured for the protocol
 )
 
-// metrics holds the picker's metrics as one prometheus.Collector.
+// metrics holds the picker's metrics.
 type metrics struct {
 	requests *prometheus.CounterVec
 	stages   *prometheus.CounterVec
@@ -58,22 +59,16 @@ func newMetrics(budget *httpserver.Budget) metrics {
 	return m
 }
 
-func (m metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{m.requests, m.stages, m.served, m.streams, m.held}
-}
-
-// Describe implements prometheus.Collector.
-func (m metrics) Describe(to chan<- *prometheus.Desc) {
-	for _, c := range m.all() {
-		c.Describe(to)
+// register registers the metrics; nil registers nothing.
+func (m metrics) register(r prometheus.Registerer) error {
+	if r == nil {
+		return nil
 	}
-}
-
-// Collect implements prometheus.Collector.
-func (m metrics) Collect(to chan<- prometheus.Metric) {
-	for _, c := range m.all() {
-		c.Collect(to)
+	var errs []error
+	for _, c := range []prometheus.Collector{m.requests, m.stages, m.served, m.streams, m.held} {
+		errs = append(errs, r.Register(c))
 	}
+	return errors.Join(errs...)
 }
 
 func (m metrics) count(o outcome) { m.requests.WithLabelValues(string(o)).Inc() }

@@ -2,7 +2,6 @@ package endpointpicker
 
 import (
 	"context"
-	"encoding/json"
 	"io"
 	"net/netip"
 	"slices"
@@ -16,7 +15,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -301,55 +299,4 @@ func FuzzExchange(f *testing.F) {
 			}
 		}
 	})
-}
-
-// FuzzSubset compares the decoder of the subset hint with a dumb one, on JSON of any form.
-func FuzzSubset(f *testing.F) {
-	for _, text := range []string{`"10.0.0.1:80, 10.0.0.2:80"`, `["10.0.0.1:80","10.0.0.2"]`, `[]`, `7`, `null`, `{"a":["10.0.0.1:80"]}`, `[["10.0.0.1:80"]]`, `["[::1]:80"]`} {
-		f.Add(text)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		value := new(structpb.Value)
-		if protojson.Unmarshal([]byte(text), value) != nil {
-			return
-		}
-		s := subsetOf(metadata(subsetNamespace, subsetKey, value))
-		if s == nil {
-			t.Fatal("a hint counts as none")
-		}
-		allowed := listed(value)
-		for _, a := range []string{"10.0.0.1:80", "10.0.0.2:80", "10.0.0.2:81", "[::1]:80"} {
-			address := netip.MustParseAddrPort(a)
-			if got, want := s.Contains(address), allowed[address.String()] || allowed[address.Addr().String()]; got != want {
-				t.Fatalf("%s: contains %s: %v, want %v", text, a, got, want)
-			}
-		}
-	})
-}
-
-// listed returns the texts of a hint, normalised.
-func listed(v *structpb.Value) map[string]bool {
-	raw, _ := json.Marshal(v.AsInterface())
-	var entries []string
-	var one string
-	var many []any
-	if json.Unmarshal(raw, &one) == nil && string(raw) != "null" {
-		entries = []string{one}
-	} else if json.Unmarshal(raw, &many) == nil {
-		for _, e := range many {
-			if text, ok := e.(string); ok {
-				entries = append(entries, text)
-			}
-		}
-	}
-	out := make(map[string]bool)
-	for _, e := range strings.Split(strings.Join(entries, ","), ",") {
-		e = strings.TrimSpace(e)
-		if a, err := netip.ParseAddrPort(e); err == nil {
-			out[netip.AddrPortFrom(a.Addr().Unmap(), a.Port()).String()] = true
-		} else if a, err := netip.ParseAddr(strings.Trim(e, "[]")); err == nil {
-			out[a.Unmap().String()] = true
-		}
-	}
-	return out
 }

@@ -132,10 +132,8 @@ func New(c Config) (*Server, error) {
 	s := &Server{config: c, budget: httpserver.NewBudget(c.BodyMemory)}
 	s.metrics = newMetrics(s.budget)
 	s.view.Store(new(View))
-	if c.Metrics != nil {
-		if err := c.Metrics.Register(s.metrics); err != nil {
-			return nil, fmt.Errorf("endpoint picker: register metrics: %w", err)
-		}
+	if err := s.metrics.register(c.Metrics); err != nil {
+		return nil, fmt.Errorf("endpoint picker: register metrics: %w", err)
 	}
 	if c.Health != nil {
 		c.Health.SetServingStatus(healthAlive, healthpb.HealthCheckResponse_SERVING)

@@ -27,13 +27,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// testConfig returns a configuration of two models with a host each, one host that both
-// share, and a ratio of one byte a token, so that sizes equal tokens.
+// testConfig returns a configuration of two models with a host each, and a ratio of one byte a
+// token, so that sizes equal tokens.
 func testConfig() Config {
 	return Config{
 		Models: []Model{
-			{Name: "m", Hosts: []string{"m.test", "both.test"}},
-			{Name: "n/2", Hosts: []string{"n.test", "both.test"}},
+			{Name: "m", Hosts: []string{"m.test"}},
+			{Name: "n/2", Hosts: []string{"n.test"}},
 		},
 		BytesPerToken: func(model string) length.Ratio {
 			if model == "n/2" {

@@ -1,6 +1,10 @@
 package length
 
-import "github.com/prometheus/client_golang/prometheus"
+import (
+	"errors"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
 
 // outcome is how a request was answered; its text is the metric's label.
 type outcome string
@@ -17,7 +21,7 @@ const (
 	refused      outcome = "protocol"      // the filter's configuration is wrong
 )
 
-// metrics holds the service's metrics as one prometheus.Collector.
+// metrics holds the service's metrics.
 type metrics struct {
 	answers *prometheus.CounterVec
 	streams prometheus.Gauge
@@ -46,18 +50,12 @@ func newMetrics() metrics {
 	return m
 }
 
-// Describe implements prometheus.Collector.
-func (m metrics) Describe(ch chan<- *prometheus.Desc) {
-	m.answers.Describe(ch)
-	m.streams.Describe(ch)
-	m.bodies.Describe(ch)
-}
-
-// Collect implements prometheus.Collector.
-func (m metrics) Collect(ch chan<- prometheus.Metric) {
-	m.answers.Collect(ch)
-	m.streams.Collect(ch)
-	m.bodies.Collect(ch)
+// register registers the metrics; nil registers nothing.
+func (m metrics) register(r prometheus.Registerer) error {
+	if r == nil {
+		return nil
+	}
+	return errors.Join(r.Register(m.answers), r.Register(m.streams), r.Register(m.bodies))
 }
 
 func (m metrics) count(o outcome) { m.answers.WithLabelValues(string(o)).Inc() }

@@ -83,7 +83,7 @@ func (x *exchange) onHeaders(h *extproc.HttpHeaders, p *extproc.ProtocolConfigur
 			contentLength = processing.HeaderValue(v)
 		}
 	}
-	x.model = s.models.byHost(authority)
+	x.model = s.byHost(authority)
 	step, size := length.Headers{
 		ContentLength: contentLength, Ended: h.GetEndOfStream(), Model: x.model != "",
 	}.Strategy(int64(s.config.MaxBody))
@@ -121,7 +121,7 @@ func (x *exchange) onBody(body []byte) *extproc.ProcessingResponse {
 	count := scanner.Count()
 	model := x.model
 	if model == "" {
-		model = s.byName(scanner.Model())
+		model = s.byName(string(scanner.Model()))
 	}
 	switch {
 	case model == "":

@@ -30,6 +30,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/internal/processing"
+	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // Config lists the models and sets the bounds.
@@ -63,10 +64,8 @@ type Model struct {
 	// Name in the body of requests; 1 to length.MaxModel bytes without
 	// control characters, and unique.
 	Name string
-	// Hosts are the authorities of the model, without ports: a name, "*", or "*" and a
-	// suffix, as in an Envoy virtual host. If a host belongs to one model only, its requests
-	// need no look at the body to know the model. The only model of a fleet may omit them
-	// and then owns every host.
+	// Hosts are host names that select this model and no other, as in resources.Model: their
+	// requests need no look at the body to know the model.
 	Hosts []string
 }
 
@@ -98,8 +97,8 @@ func (c *Config) validate() error {
 type Server struct {
 	extproc.UnimplementedExternalProcessorServer
 
-	config  Config // fixed after New
-	models  models // fixed after New
+	config  Config             // fixed after New
+	models  *resources.Routing // fixed after New
 	metrics metrics
 	warned  sync.Once // logs a filter with an unsupported mode once
 }
@@ -116,10 +115,8 @@ func New(c Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{config: c, models: m, metrics: newMetrics()}
-	if c.Metrics != nil {
-		if err := c.Metrics.Register(s.metrics); err != nil {
-			return nil, fmt.Errorf("length: register metrics: %w", err)
-		}
+	if err := s.metrics.register(c.Metrics); err != nil {
+		return nil, fmt.Errorf("length: register metrics: %w", err)
 	}
 	return s, nil
 }

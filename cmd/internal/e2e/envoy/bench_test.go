@@ -26,7 +26,7 @@ const asService = "CASCADE_ESTIMATORS_SERVICE"
 
 func serveAlone() {
 	t := &lone{}
-	address := lengthService(t, view())
+	address := lengthService(t, view(), 0)
 	fmt.Println(address)
 	_, _ = io.Copy(io.Discard, os.Stdin) // until the benchmark ends
 	t.end()

@@ -112,7 +112,7 @@ func view() resources.View {
 			{Replica: policies.Replica{ID: "m0", Model: "m", Adapters: []string{"m-lora"}}}, {Replica: policies.Replica{ID: "m1", Model: "m"}},
 			{Replica: policies.Replica{ID: "m2", Model: "m"}}, {Replica: policies.Replica{ID: "n0", Model: "n/2"}},
 		},
-		// Other tests cover a late service.
+		// TestLateService covers a late service.
 		Settings: resources.Settings{Listen: "127.0.0.1:0", LengthTimeout: 20 * time.Second, BodyLimit: bodyLimit},
 	}
 }
@@ -135,7 +135,7 @@ func startHarnessOf(t testing.TB, v resources.View, listener string, bootstrap f
 		v.Endpoints[i].Address, r.kills[name] = upstream(t, name)
 	}
 	if v.Settings.Estimator == resources.ExtProc && v.Settings.LengthService == "" {
-		v.Settings.LengthService = lengthService(t, v)
+		v.Settings.LengthService = lengthService(t, v, 0)
 	}
 	r.view = v
 	r.serveView(v)
@@ -248,16 +248,12 @@ func upstream(t testing.TB, name string) (address string, kill func()) {
 	}
 }
 
-// lengthService is the ext_proc estimator for a view.
-func lengthService(t testing.TB, v resources.View) string {
+// lengthService is the ext_proc estimator for a view; 0 is its default deadline.
+func lengthService(t testing.TB, v resources.View, deadline time.Duration) string {
 	ratios, bases := map[string]length.Ratio{}, map[string]string{}
-	c := service.Config{MaxBody: int(v.Settings.BodyLimit)}
+	c := service.Config{MaxBody: int(v.Settings.BodyLimit), Deadline: deadline}
 	for _, m := range v.Models {
-		hosts := m.Hosts
-		if len(v.Models) > 1 {
-			hosts = append([]string{"*"}, hosts...)
-		}
-		c.Models = append(c.Models, service.Model{Name: m.Name, Hosts: hosts})
+		c.Models = append(c.Models, service.Model{Name: m.Name, Hosts: m.Hosts})
 		ratios[m.Name] = m.BytesPerToken
 	}
 	for _, e := range v.Endpoints {

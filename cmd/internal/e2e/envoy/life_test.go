@@ -110,6 +110,17 @@ func TestServiceDown(t *testing.T) {
 	}
 }
 
+// TestLateService checks a body for which the length service waits no longer: Envoy sends the whole request to the
+// stage of requests without an estimate.
+func TestLateService(t *testing.T) {
+	v := view()
+	v.Settings.Estimator, v.Settings.LengthService = resources.ExtProc, lengthService(t, v, 50*time.Millisecond)
+	r := startHarness(t, v)
+	r.waitUntilServing()
+	body := completion("m", 400)
+	r.expect("late", r.post("m.test", chunked{slow{bytes.NewReader(body), 2}}), "m2", "", "", len(body))
+}
+
 // slowBody checks that Envoy waits for a slow body without delaying other requests.
 func slowBody(r *harness) {
 	hold := chunked{slow{bytes.NewReader(completion("m", 64<<10)), 1 << 10}}
