@@ -229,35 +229,6 @@ func startBackends(t *testing.T, ids ...string) map[string]*backend {
 	return backends
 }
 
-// TestEnvoyRoutes checks that a real Envoy routes by size and ignores the
-// headers that a client forges.
-func TestEnvoyRoutes(t *testing.T) {
-	backends := startBackends(t, "a", "b", "c")
-	p := startControlPlane(t, "")
-	p.publisher.Submit(backendView(backends, 1, []policies.Tokens{1000, 50000}, "a", "b", "c"))
-	c := newClient(t, startEnvoy(t, "edge", p.address))
-	p.waitForCurrent(t, 1, 1)
-	const bytesPerToken = 4
-	for _, x := range []struct {
-		bytes int
-		want  string
-	}{
-		{1, "a"}, {999 * bytesPerToken, "a"}, {1000*bytesPerToken - 1, "a"}, {1000 * bytesPerToken, "b"},
-		{50000*bytesPerToken - 1, "b"}, {50000 * bytesPerToken, "c"}, {220 << 10, "c"}, {131072 * bytesPerToken, "c"},
-	} {
-		for _, forged := range [][]string{
-			nil,
-			{length.TokensHeader, "5", length.ModelHeader, "m"},
-			{length.TokensHeader, "99999999", length.TokensHeader, "5", length.ModelHeader, "m", "x-cascade-anything", "y"},
-		} {
-			replica, stage, err := c.post(x.bytes, forged...)
-			if err != nil || replica != x.want || stage != "s"+fmt.Sprint(x.want[0]-'a') {
-				t.Errorf("%d bytes: replica %q, stage %q, error %v, want %s", x.bytes, replica, stage, err, x.want)
-			}
-		}
-	}
-}
-
 // startLoad sends requests of many sizes through each of the clients, four at a
 // time, until stop is called, which returns their number. All must succeed.
 func startLoad(t *testing.T, clients ...*client) (stop func() int64) {

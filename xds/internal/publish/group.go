@@ -46,7 +46,6 @@ type group struct {
 	next    *snapshot   // the snapshot that the phase leads to; nil in idle
 	started bool        // it has the plan in progress
 
-	hasSet   bool
 	set      resources.Set // that its nodes are sent
 	observed bool          // its nodes were observed after the last change of set or phase
 

@@ -321,6 +321,28 @@ func TestNodeStatus(t *testing.T) {
 	}
 }
 
+// TestReasons checks what the status says that a group waits for.
+func TestReasons(t *testing.T) {
+	now := time.Now()
+	for want, c := range map[string]struct {
+		group Group
+		whole Status
+	}{
+		"canary: watched for another 1.5 s":                                 {Group{phase: watch, until: now.Add(1500 * time.Millisecond)}, Status{}},
+		"canary: waiting until all groups have the plan":                    {Group{phase: watch, until: now}, Status{}},
+		"canary: removed endpoints drain for at most 28.0 s":                {Group{phase: retirement, until: now.Add(28 * time.Second)}, Status{}},
+		"canary: waiting for acknowledgements of the next plan's endpoints": {Group{phase: add}, Status{rolling: 2}},
+		"canary: waiting for acknowledgements of the routes":                {Group{phase: flip}, Status{rolling: 2}},
+		"blocked at plan 1: refused":                                        {Group{Epoch: 1}, Status{blocked: "refused", target: 2}},
+		"canary: waiting for its turn to get plan 2":                        {Group{Epoch: 1}, Status{rolling: 2}},
+		"": {Group{Epoch: 2}, Status{rolling: 2, target: 2, blocked: "refused"}},
+	} {
+		if c.group.Name = "canary"; c.group.reason(c.whole, now) != want {
+			t.Errorf("%q, want %q", c.group.reason(c.whole, now), want)
+		}
+	}
+}
+
 // TestConfigIsChecked checks the limits of a publisher's configuration and its defaults.
 func TestConfigIsChecked(t *testing.T) {
 	base := Config{Cache: noCache{}, Ledger: NewLedger(nil)}

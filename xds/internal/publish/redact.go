@@ -3,7 +3,8 @@ package publish
 import (
 	"regexp"
 	"strings"
-	"unicode"
+
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 )
 
 // debugMark begins the word that protobuf's C++ library prints before a quoted
@@ -97,19 +98,9 @@ func withoutLongQuotes(text string) string {
 // sanitize returns a client's text as valid UTF-8 without control characters,
 // cut to at most the given bytes.
 func sanitize(text string, most int) string {
-	text = strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
-			return ' '
-		}
-		return r
-	}, strings.ToValidUTF8(text, "?"))
-	if len(text) <= most {
-		return text
+	text = strings.ToValidUTF8(text, "?")
+	if len(text) > most {
+		return cleantext.Printable(text, most) + "…"
 	}
-	for !isBoundary(text, most) {
-		most--
-	}
-	return text[:most] + "…"
+	return cleantext.Printable(text, most)
 }
-
-func isBoundary(text string, i int) bool { return text[i]&0xC0 != 0x80 }

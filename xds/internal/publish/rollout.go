@@ -39,8 +39,7 @@ type rollout struct {
 	refused   []Refusal                 // the last ones, oldest first
 	epochs    map[string]policies.Epoch // of the applied route tables, by version; replaced, not changed
 
-	changed    []*group // groups whose set the cache does not have yet, in the order of their last change
-	unobserved bool     // a group's set or phase has changed since its last observation
+	changed []*group // groups whose set the cache does not have yet, in the order of their last change
 }
 
 func newRollout(cfg Config, nodes func(query) observation) *rollout {
@@ -143,7 +142,6 @@ func (r *rollout) observe(now time.Time) {
 
 // observeGroups asks for the state of the nodes of every group whose set has been applied.
 func (r *rollout) observeGroups(now time.Time) {
-	r.unobserved = false
 	for _, g := range r.groups {
 		if slices.Contains(r.changed, g) {
 			continue
@@ -181,7 +179,7 @@ func (r *rollout) advance(now time.Time) {
 			r.logGroup(slog.LevelDebug, "resources applied", g, "epoch", uint64(epoch), "phase", g.phase.String())
 		}
 		r.changed = nil
-		if !r.unobserved {
+		if !slices.ContainsFunc(r.groups, func(g *group) bool { return !g.observed }) {
 			return
 		}
 		r.observeGroups(now)
@@ -222,13 +220,17 @@ func (r *rollout) advanceGroup(now time.Time, g *group) bool {
 	return true
 }
 
-// retire drops the members of the old plan. Removed endpoints stay while they have requests.
+// retire drops the members of the other plans: the old one, or the one that was rolled back. Removed
+// endpoints stay while they have requests.
 func (r *rollout) retire(now time.Time, g *group) {
-	old := g.live[0]
+	var members []resources.Endpoint
+	for _, t := range g.live {
+		members = append(members, t.view.Endpoints...)
+	}
 	g.live, g.next = []*snapshot{g.next}, nil
 	if r.cfg.DrainTimeout > 0 {
 		view := g.newest().view
-		gone := removedFrom(view, old.view.Endpoints)
+		gone := removedFrom(view, members)
 		if len(gone) > 0 {
 			g.removeBy = now.Add(r.cfg.DrainTimeout)
 		}
@@ -391,11 +393,10 @@ func (r *rollout) apply(now time.Time, g *group) {
 		g.live, g.next, g.removed, set = []*snapshot{r.stable}, nil, nil, r.stable.set
 		g.setPhase(now, idle)
 	}
-	if !g.hasSet || !set.Equal(g.set) {
-		g.set, g.hasSet, g.observed = set, true, false
+	if !set.Equal(g.set) {
+		g.set, g.observed = set, false
 		r.changed = append(slices.DeleteFunc(r.changed, func(o *group) bool { return o == g }), g)
 	}
-	r.unobserved = r.unobserved || !g.observed
 }
 
 // rememberRoutes keeps the versions of a set's route tables with their epoch. The status looks up epochs of nodes.

@@ -28,6 +28,7 @@ import (
 //	late a=x,y         sets the nodes that have not acknowledged what the group
 //	                   waits for; "x@flip": only the routes
 //	target 3 ab|c      sets the target
+//	others a           the groups in which nodes that do not count have not acknowledged it
 //	nack x a r         node x of group a, which is late, refuses its present resources r
 //	regression a text  the monitor reports a regression in group a
 //	requests 3         sets the requests on removed endpoints; "requests ?": unknown
@@ -62,6 +63,7 @@ type scenario struct {
 	now         time.Time
 	nodes       map[string]int
 	late        map[string][]string
+	others      map[string]bool
 	refusals    map[string][]refusal
 	regressions map[string]string
 	requests    int // -1: unknown
@@ -113,6 +115,9 @@ func (s *scenario) run(command, arg string) string {
 		pairs(func(g, v string) { s.nodes[g], _ = strconv.Atoi(v) })
 	case "late":
 		pairs(func(g, v string) { s.late[g] = strings.FieldsFunc(v, func(r rune) bool { return r == ',' }) })
+	case "others":
+		s.others = map[string]bool{}
+		pairs(func(g, _ string) { s.others[g] = true })
 	case "regression":
 		g, why, _ := strings.Cut(arg, " ")
 		s.regressions[groupNamed(g)] = why
@@ -181,7 +186,7 @@ func (s *scenario) answer(q query) observation {
 	if !q.set.Equal(s.applied[q.group]) {
 		s.t.Errorf("group %q is observed for a set that is not applied", q.group)
 	}
-	f := observation{nodes: s.nodes[q.group], late: make(map[string]bool), behind: make(map[string]bool)}
+	f := observation{nodes: s.nodes[q.group], othersLate: s.others[q.group] && len(q.types) > 0, late: make(map[string]bool), behind: make(map[string]bool)}
 	for _, id := range s.late[q.group] {
 		id, routes := strings.CutSuffix(id, "@flip")
 		f.behind[id] = true

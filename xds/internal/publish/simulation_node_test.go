@@ -21,13 +21,9 @@ import (
 // simNode is a proxy, with one stream per type or one for all.
 type simNode struct {
 	sim            *simulation
-	id             string
-	group, cluster string
+	id, group      string
 	perType        bool
-	picky          bool   // it refuses versions that no other node refuses
-	accepts        string // unless "", it refuses all other versions of the route table
-	mute           bool   // it applies and answers nothing
-	received       int    // resources
+	picky          bool // it refuses versions that no other node refuses
 	up             bool
 	disconnectedAt time.Time
 	excused        bool                                      // it was away for too long, until it has caught up
@@ -83,7 +79,7 @@ func (n *simNode) open(typ string, names ...string) {
 	}
 	n.subs[typ] = sub
 	req := &discoveryv3.DeltaDiscoveryRequest{
-		Node: &corev3.Node{Id: n.id, Cluster: n.cluster}, TypeUrl: typ, ResourceNamesSubscribe: names, InitialResourceVersions: make(map[string]string),
+		Node: &corev3.Node{Id: n.id}, TypeUrl: typ, ResourceNamesSubscribe: names, InitialResourceVersions: make(map[string]string),
 	}
 	for name, r := range n.has[typ] {
 		req.InitialResourceVersions[name] = r.Version
@@ -138,7 +134,6 @@ func (n *simNode) receiveResponse(typ string) {
 	sub.toNode = sub.toNode[1:]
 	ack := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: typ, ResponseNonce: resp.Nonce}
 	n.sim.logf("%s hears %s nonce %q: %d, %v", n.id, resources.ShortType(typ), resp.Nonce, len(resp.Resources), resp.RemovedResources)
-	n.received += len(resp.Resources)
 	var bad []string
 	for _, r := range resp.Resources {
 		if n.refuses(typ, r) {
@@ -258,9 +253,6 @@ func (n *simNode) subscribedNames(sub *simSubscription) map[string]bool {
 // refuses reports whether the node refuses a version: proxies refuse a fixed
 // share of all versions.
 func (n *simNode) refuses(typ string, r *discoveryv3.Resource) bool {
-	if n.accepts != "" && typ == resources.RouteType {
-		return r.Version != n.accepts
-	}
 	if n.sim.neverRefused[r.Version] || typ == resources.ListenerType {
 		return false
 	}

@@ -14,7 +14,6 @@ import (
 
 // Set implements Cache.
 func (sim *simulation) Set(g string, s resources.Set) {
-	sim.applied = append(sim.applied, appliedSet{g, s})
 	sim.shown[g] = s
 	if v := s.Get(resources.RouteType, resources.RouteName).Version; !slices.Contains(sim.shownIn[v], g) {
 		if sim.shownIn[v] = append(sim.shownIn[v], g); len(sim.shownIn[v]) == 1 {

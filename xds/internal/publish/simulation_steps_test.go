@@ -51,7 +51,7 @@ func (sim *simulation) deliverOne() bool {
 				if len(sub.toServer) > 0 {
 					ways = append(ways, way{n, typ, false})
 				}
-				if len(sub.toNode) > 0 && !n.mute {
+				if len(sub.toNode) > 0 {
 					ways = append(ways, way{n, typ, true})
 				}
 			}

@@ -36,7 +36,6 @@ type simulation struct {
 	begun          map[string]int      // event count when the first of them was shown it
 	signal         chan struct{}
 	sent           int
-	applied        []appliedSet
 	wanted         int // event count at the last submission; churn: at the last connect or disconnect
 	churn          int
 
@@ -45,43 +44,25 @@ type simulation struct {
 	log     []string
 }
 
-// appliedSet is a set that the publisher has applied to a group.
-type appliedSet struct {
-	group string
-	set   resources.Set
-}
-
-// startSimulation returns a simulation of a configuration without nodes.
-func startSimulation(t *testing.T, seed uint64, cfg Config) *simulation {
+// newSimulation returns a simulation of random nodes, with resources of text.
+func newSimulation(t *testing.T, seed uint64) *simulation {
+	groups := testkit.Must(resources.NewGroups([]resources.GroupRule{{Name: "a", Nodes: []string{"a*"}}, {Name: "b", Nodes: []string{"b*"}}}))
+	watch := time.Duration(rand.New(rand.NewPCG(seed, 2)).IntN(3)) * 500 * time.Millisecond
 	sim := &simulation{
 		t: t, seed: seed, r: rand.New(rand.NewPCG(seed, 1)), plans: make(map[string]policies.Plan),
 		shown: make(map[string]resources.Set), bodies: make(map[string][]byte), neverRefused: make(map[string]bool), shownIn: make(map[string][]string), begun: make(map[string]int),
 		signal: make(chan struct{}, 1),
 	}
-	cfg.Cache, cfg.Ledger = sim, NewLedger(nil)
-	sim.pub = testkit.Must(New(cfg))
+	sim.pub = testkit.Must(New(Config{Cache: sim, Ledger: NewLedger(nil), Groups: groups, Watch: watch}))
 	sim.pub.timer = time.NewTimer(time.Hour)
-	return sim
-}
-
-// addNode adds a node that is not connected yet.
-func (sim *simulation) addNode(id, cluster string) *simNode {
-	n := &simNode{sim: sim, id: id, cluster: cluster, group: sim.pub.cfg.Groups.GroupOf(id, cluster), has: make(map[string]map[string]*resources.Resource)}
-	for _, typ := range simTypes {
-		n.has[typ] = make(map[string]*resources.Resource)
-	}
-	sim.nodes = append(sim.nodes, n)
-	return n
-}
-
-// newSimulation returns a simulation of random nodes, with resources of text.
-func newSimulation(t *testing.T, seed uint64) *simulation {
-	groups := testkit.Must(resources.NewGroups([]resources.GroupRule{{Name: "a", Nodes: []string{"a*"}}, {Name: "b", Nodes: []string{"b*"}}}))
-	watch := time.Duration(rand.New(rand.NewPCG(seed, 2)).IntN(3)) * 500 * time.Millisecond
-	sim := startSimulation(t, seed, Config{Groups: groups, Watch: watch})
 	sim.pub.rollout.build, sim.pub.rollout.prove = textSet, func(resources.Set) error { return nil }
 	for i := range 3 + sim.r.IntN(3) {
-		sim.addNode(fmt.Sprint([]string{"an", "bn", "z"}[sim.r.IntN(3)], i), "").perType = sim.r.IntN(2) == 0
+		id := fmt.Sprint([]string{"an", "bn", "z"}[sim.r.IntN(3)], i)
+		n := &simNode{sim: sim, id: id, group: groups.GroupOf(id, ""), perType: sim.r.IntN(2) == 0, has: make(map[string]map[string]*resources.Resource)}
+		for _, typ := range simTypes {
+			n.has[typ] = make(map[string]*resources.Resource)
+		}
+		sim.nodes = append(sim.nodes, n)
 	}
 	return sim
 }

@@ -113,7 +113,7 @@ func (r *rollout) status() Status {
 	for i, g := range r.groups {
 		v := Group{Name: g.name, Nodes: g.nodes, phase: g.shownPhase(), set: g.set, fenced: maps.Clone(g.fenced), refusing: make(map[string]string)}
 		v.Phase = v.phase.String()
-		if g.hasSet {
+		if len(g.live) > 0 {
 			v.Epoch = g.routes().epoch()
 		}
 		switch {

@@ -99,7 +99,7 @@ func TestFailedBuildLeavesNothing(t *testing.T) {
 // such names.
 func TestOutside(t *testing.T) {
 	for name, want := range map[string]bool{
-		"xds/internal/publish.TestEnvoyRoutes": true, "xds/internal/publish.TestSplitWithoutControl": true, "xds/internal/publish.TestFlipsWithLossyAcks": true,
+		"xds/internal/publish.TestEnvoyRefuses": true, "xds/internal/publish.TestSplitWithoutControl": true, "xds/internal/publish.TestFlipsWithLossyAcks": true,
 		"wasm/meter.TestGoGuestIsUnchanged": true, "wasm/slothost.TestPlugin": true,
 		"policies/partition.TestSplits": false, "wasm/meter.TestSplit": false, "wasm/host.TestMemoryIsClean": false,
 	} {
