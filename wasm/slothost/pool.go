@@ -28,9 +28,11 @@ const (
 
 // An instance of a module that decides per request runs its deferred work between calls,
 // every restEvery calls: otherwise the guest would do it in the middle of a call, which
-// has no fuel for it. More than restFuel ticks, some 10 ms, are a fault.
+// has no fuel for it. While an instance is being made and no other one is free, it waits for
+// up to restLate calls. More than restFuel ticks, some 10 ms, are a fault.
 const (
 	restEvery = 500
+	restLate  = 1000
 	restFuel  = 5_000_000
 )
 
@@ -87,10 +89,14 @@ func (p *pool) give(i *instance) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	every := uint64(restEvery)
+	if p.dead > 0 && len(p.free) == 0 {
+		every = restLate // keep is busy, and calls would wait for it
+	}
 	switch {
 	case i.Dead() != nil:
 		p.retire(i)
-	case i.worn || p.rests && i.served-i.rested >= restEvery:
+	case i.worn || p.rests && i.served-i.rested >= every:
 		p.resting = append(p.resting, i)
 		p.wakeKeeper()
 	default:

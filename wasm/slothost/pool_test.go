@@ -352,6 +352,24 @@ func TestDeferredWork(t *testing.T) {
 	}
 }
 
+// TestDeferredWorkWaits checks that the last free instance goes on answering while another one
+// is being made, and for how many calls.
+func TestDeferredWorkWaits(t *testing.T) {
+	m := compiled(t, selectSlot(t, 2), tiring(1<<30))
+	m.stop()
+	m.kept.Wait() // no instance is made, and no deferred work is run
+	dies, _ := m.pool.take()
+	dies.Close()
+	m.pool.give(dies)
+	for _, c := range []struct{ served, free int }{{restEvery - 1, 1}, {restLate - 2, 1}, {restLate - 1, 0}} {
+		i, _ := m.pool.take()
+		i.served = uint64(c.served)
+		if m.pool.give(i); len(m.pool.free) != c.free {
+			t.Errorf("after %d calls %d instances are free, want %d", c.served+1, len(m.pool.free), c.free)
+		}
+	}
+}
+
 // TestBadDeferredWork checks that deferred work that fails or takes too long is a fault.
 func TestBadDeferredWork(t *testing.T) {
 	for name, rest := range map[string][]byte{
