@@ -239,6 +239,21 @@ func TestPredecessorDies(t *testing.T) {
 	post.Close()
 }
 
+// TestCanceledTakeover ends the new process between Begin and Finish: the running one goes on.
+func TestCanceledTakeover(t *testing.T) {
+	h := newServingProcess(t)
+	for range 20 {
+		c, err := Begin(t.Context(), h.path)
+		testkit.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if server, link, err := c.Finish(ctx); server != nil || link != nil || !errors.Is(err, context.Canceled) {
+			t.Fatal(server, link, err)
+		}
+	}
+	h.stopAndCheck(t)
+}
+
 // TestStoppedEndsContext ends the context in Stopped: the successor still receives its answer.
 func TestStoppedEndsContext(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")

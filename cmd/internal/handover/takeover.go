@@ -129,6 +129,9 @@ func (c *Takeover) Finish(ctx context.Context) (*Server, *Link, error) {
 	if !supported {
 		return &Server{}, nil, nil
 	}
+	if ctx.Err() != nil { // asked to end while it started: the running process must not stop for it
+		return nil, nil, context.Cause(ctx)
+	}
 	err := c.stopPredecessor(ctx)
 	if err != nil && (ctx.Err() != nil || !c.unserved(ctx)) {
 		return nil, nil, fmt.Errorf("handover: the process that serves %s did not stop accepting: %w", c.path, err)
