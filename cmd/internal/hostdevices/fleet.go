@@ -215,11 +215,15 @@ func nvlinkCell(g *links.GPU) string {
 func (m modelDevices) pairTable(ctx context.Context, all bool) report.Table {
 	t := report.Table{Title: "paths", Header: []string{"from", "to", "transport", "path", "reason", "rate", "latency", "measured"}, Left: 5}
 	for _, p := range replicaPairs(ctx, m.DeviceModel) {
-		t.Rows = append(t.Rows, pathCells(string(p.From), string(p.To), p.Path, pairReason(p), p.Measured))
+		measured := "-"
+		if p.Measured > 0 {
+			measured = links.Rate(p.Measured).String()
+		}
+		t.Rows = append(t.Rows, append(pathCells(string(p.From), string(p.To), p.Path, pairReason(p)), measured))
 		if all {
 			for _, w := range p.Paths {
 				if w.Transport != p.Path.Transport || w.Kind != p.Path.Kind {
-					t.Rows = append(t.Rows, pathCells("", "", w, w.Reason, 0))
+					t.Rows = append(t.Rows, append(pathCells("", "", w, w.Reason), "-"))
 				}
 			}
 		}
@@ -235,15 +239,13 @@ func pairReason(p pairState) string {
 	return fmt.Sprintf("%s (not %s)", p.Path.Reason, p.Against)
 }
 
-func pathCells(from, to string, w links.Path, why string, measured float64) []string {
-	rate, latency, seen := w.Rate.String(), fmt.Sprintf("%d µs", w.Latency), "-"
+// pathCells returns the cells of a path from one replica to another, up to its latency.
+func pathCells(from, to string, w links.Path, why string) []string {
+	rate, latency := w.Rate.String(), fmt.Sprintf("%d µs", w.Latency)
 	if w.Closed {
 		rate, latency = "closed", "-"
 	}
-	if measured > 0 {
-		seen = links.Rate(measured).String()
-	}
-	return []string{from, to, w.Transport, w.Kind.String(), why, rate, latency, seen}
+	return []string{from, to, w.Transport, w.Kind.String(), why, rate, latency}
 }
 
 // groupTable counts the pairs that use the same path at the same rate, best first, with the reason

@@ -168,11 +168,7 @@ func (k Report) pairTable(all bool) report.Table {
 			if i > 0 {
 				from, to = "", ""
 			}
-			rate, latency := w.Rate.String(), fmt.Sprintf("%d µs", w.Latency)
-			if w.Closed {
-				rate, latency = "closed", "-"
-			}
-			t.Rows = append(t.Rows, []string{from, to, w.Transport, w.Kind.String(), w.Reason, rate, latency})
+			t.Rows = append(t.Rows, pathCells(from, to, w, w.Reason))
 		}
 	}
 	return t
