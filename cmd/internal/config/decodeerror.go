@@ -8,10 +8,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cascadeinfer/cascade/internal/cleantext"
+	"github.com/agnivade/levenshtein"
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/printer"
+
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 )
 
 // Limits of a message. A fleet file may be large, and a value may be a certificate that was pasted into it.
@@ -126,26 +128,6 @@ func suggest(name string) string {
 // resembles reports whether two names differ by at most one edit for every three bytes of the shorter one.
 func resembles(a, b string) bool {
 	most := min(len(a), len(b)) / 3
-	return max(len(a), len(b))-min(len(a), len(b)) <= most && editDistance(a, b) <= most // the first is cheap for long names
-}
-
-// editDistance returns how many bytes must at least be inserted, removed or replaced to make b of a.
-func editDistance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			replace := diagonal
-			if a[i] != b[j] {
-				replace++
-			}
-			diagonal = row[j+1]
-			row[j+1] = min(replace, row[j]+1, diagonal+1)
-		}
-	}
-	return row[len(b)]
+	// The first is cheap for long names.
+	return max(len(a), len(b))-min(len(a), len(b)) <= most && levenshtein.ComputeDistance(a, b) <= most
 }
