@@ -85,7 +85,8 @@ of a model's replicas. They hold such a file back, because one that was cut, or 
 another fleet, looks the same; "cascade status" shows what it would remove. All control
 planes of the state directory then apply that list of replicas, and no other one. If the
 file is wrong, mend it instead: until then the former list stays in force. A file that is
-named is checked first. With control.any_removal in the fleet file nothing has to be confirmed.
+named is checked first, and must be the one that is held back. With control.any_removal in
+the fleet file nothing has to be confirmed.
 
 Exit codes with --confirm: 0 when the list is confirmed, 1 when none is held back, or the
 confirmation cannot be stored.`,
@@ -107,7 +108,7 @@ confirmation cannot be stored.`,
 				}
 			}
 			f.file.path = path
-			return s.confirmRemoval(cmd, f)
+			return s.confirmRemoval(cmd, f, path)
 		},
 	}
 	f.flags(c)

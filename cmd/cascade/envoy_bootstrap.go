@@ -11,6 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/internal/atomicfile"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -79,7 +80,7 @@ func (s *settings) writeBootstrap(fleet wiring.Fleet, b resources.BootstrapConfi
 	paths := make([]string, 0, len(files))
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, files[name], 0o644); err != nil {
+		if err := atomicfile.Write(path, files[name], 0o644); err != nil { // a running Envoy may read it
 			return err
 		}
 		paths = append(paths, path)

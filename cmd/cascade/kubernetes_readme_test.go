@@ -26,13 +26,8 @@ func TestKubernetesReadme(t *testing.T) {
 	for _, block := range shellBlock.FindAllStringSubmatch(text, -1) {
 		for _, m := range own.FindAllStringSubmatch(block[1], -1) {
 			commands++
-			args := strings.Fields(m[1])
-			command, rest, err := newRoot(&settings{}).Find(args)
-			if err == nil {
-				err = command.ParseFlags(rest)
-			}
-			if err != nil || !command.Runnable() {
-				t.Errorf("cascade %s: %v", m[1], err)
+			if why := checkCommand("cascade " + m[1]); why != "" {
+				t.Errorf("cascade %s: %s", m[1], why)
 			}
 		}
 		for _, p := range path.FindAllString(block[1], -1) {

@@ -142,7 +142,7 @@ func (s *settings) replay(ctx context.Context, src *traceFlags, f *replayFlags, 
 	if err != nil {
 		return err
 	}
-	res, err := s.runReplay(ctx, r, f.engines, requests, f.speed)
+	res, err := s.runReplay(ctx, r, f.engines, nil, requests, f.speed)
 	bar.End()
 	if err != nil && !res.Interrupted {
 		return err
@@ -150,8 +150,11 @@ func (s *settings) replay(ctx context.Context, src *traceFlags, f *replayFlags, 
 	return errors.Join(err, s.showReplay(res, f.out))
 }
 
-// runReplay runs r. If prompts share prefixes, it watches the counters of engines meanwhile.
-func (s *settings) runReplay(ctx context.Context, r *replay.Replay, engines []string, requests []trace.Request, speed float64) (replay.Result, error) {
+// runReplay runs r. If prompts share prefixes, it watches the counters of engines meanwhile, if there are any. stages
+// returns the stage of each engine; nil: all are in one.
+func (s *settings) runReplay(
+	ctx context.Context, r *replay.Replay, engines []string, stages func() []int, requests []trace.Request, speed float64,
+) (replay.Result, error) {
 	if len(engines) == 0 || !trace.NamesPrefixes(requests) {
 		return r.Run(ctx)
 	}
@@ -159,7 +162,9 @@ func (s *settings) runReplay(ctx context.Context, r *replay.Replay, engines []st
 	if err != nil {
 		return replay.Result{}, err
 	}
-	return enginecounters.Replay(ctx, enginecounters.Config{Engines: engines, Speed: speed, Arrivals: arrivalTime(requests, speed)}, r, log)
+	return enginecounters.Replay(ctx, enginecounters.Config{
+		Engines: engines, Speed: speed, Arrivals: arrivalTime(requests, speed), Stages: stages,
+	}, r, log)
 }
 
 // showReplay prints one run, and writes it into dir unless dir is empty.

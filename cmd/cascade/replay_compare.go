@@ -10,7 +10,6 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/clockspeed"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/enginecounters"
 	"github.com/cascadeinfer/cascade/cmd/internal/fleetview"
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
 	"github.com/cascadeinfer/cascade/cmd/internal/progress"
@@ -228,7 +227,7 @@ func (c *presetComparison) replay(ctx context.Context, s *settings, fleet *inpro
 	if err != nil {
 		return err
 	}
-	out.Result, err = c.runReplay(ctx, s, fleet, r)
+	out.Result, err = s.runReplay(ctx, r, fleet.Engines(), fleet.Stages, c.requests, c.fleet.Speed)
 	s.announceChanges(bar, fleet.Control().Status().History, printed)
 	bar.End()
 	if err != nil {
@@ -238,20 +237,6 @@ func (c *presetComparison) replay(ctx context.Context, s *settings, fleet *inpro
 	out.Lateness = reading.Lateness
 	out.Result.Void, err = c.judge(s, reading)
 	return err
-}
-
-// runReplay runs r. If prompts share prefixes, it watches the engines' counters meanwhile.
-func (c *presetComparison) runReplay(ctx context.Context, s *settings, fleet *inprocess.Fleet, r *replay.Replay) (replay.Result, error) {
-	if !trace.NamesPrefixes(c.requests) {
-		return r.Run(ctx)
-	}
-	log, err := s.Logger()
-	if err != nil {
-		return replay.Result{}, err
-	}
-	return enginecounters.Replay(ctx, enginecounters.Config{
-		Engines: fleet.Engines(), Speed: c.fleet.Speed, Arrivals: arrivalTime(c.requests, c.fleet.Speed), Stages: fleet.Stages,
-	}, r, log)
 }
 
 // announceChanges prints the plans after an epoch, and returns the epoch of the last one. The

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -31,14 +32,17 @@ func (nopCloser) Close() error { return nil }
 // writeResults writes results.json, tables.md and the pictures of runs into a directory. further
 // holds more pictures by their names.
 func writeResults(dir string, results []replay.Result, further map[string]func() (report.Picture, error)) error {
-	f, err := os.Create(filepath.Join(dir, "results.json"))
-	if err != nil {
+	toJSON := func(w io.Writer) error { return report.WriteJSON(w, results) }
+	toMarkdown := func(w io.Writer) (err error) { // for a README
+		for _, t := range resultTables(results) {
+			err = errors.Join(err, t.Markdown(w))
+		}
 		return err
 	}
-	if err := errors.Join(report.WriteJSON(f, results), f.Close()); err != nil {
+	if err := writeFile(filepath.Join(dir, "results.json"), toJSON); err != nil {
 		return err
 	}
-	if err := writeMarkdown(filepath.Join(dir, "tables.md"), results); err != nil {
+	if err := writeFile(filepath.Join(dir, "tables.md"), toMarkdown); err != nil {
 		return err
 	}
 	draw := map[string]func() (report.Picture, error){
@@ -64,18 +68,6 @@ func writeResults(dir string, results []replay.Result, further map[string]func()
 	return nil
 }
 
-// writeMarkdown writes the tables for a README.
-func writeMarkdown(path string, results []replay.Result) error {
-	f, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	for _, t := range resultTables(results) {
-		err = errors.Join(err, t.Markdown(f))
-	}
-	return errors.Join(err, f.Close())
-}
-
 // resultTables returns the tables that all commands show of runs.
 func resultTables(results []replay.Result) []report.Table {
 	tables := []report.Table{report.Runs(results), report.Latencies(results), report.Classes(results)}
@@ -88,14 +80,18 @@ func resultTables(results []replay.Result) []report.Table {
 }
 
 // writePicture writes a plot to an .svg file.
-func writePicture(path string, pic report.Picture) (err error) {
+func writePicture(path string, pic report.Picture) error {
 	if filepath.Ext(path) != ".svg" {
 		return fmt.Errorf("%s: a picture's file ends in .svg", path)
 	}
-	f, err := os.Create(path)
-	if err != nil {
+	return writeFile(path, pic.Write)
+}
+
+// writeFile writes a file once all of its text is there.
+func writeFile(path string, write func(io.Writer) error) error {
+	var text bytes.Buffer
+	if err := write(&text); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	return pic.Write(f)
+	return os.WriteFile(path, text.Bytes(), 0o666)
 }
