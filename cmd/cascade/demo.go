@@ -139,7 +139,7 @@ func (s *settings) compare(ctx context.Context, src *traceFlags, e *emulationFla
 	}
 	fmt.Fprintf(s.Stderr, "%d requests of %s at %.1f/s, %d replicas of %s, through %s\n",
 		len(requests), name, trace.Rate(requests), e.replicas, e.profile, proxy)
-	fmt.Fprintln(s.Stderr, c.expected.announce())
+	fmt.Fprintln(s.Stderr, c.expected.Announce())
 	return c.compare(ctx, s)
 }
 

@@ -98,7 +98,7 @@ func (s *settings) diffPolicies(ctx context.Context, p *policyDiffFlags, args []
 		if err := calllog.Write(&text, calllog.FromRecords(b.Records)); err != nil {
 			return err
 		}
-		if err := atomicfile.Write(p.out, text.Bytes(), 0o666); err != nil {
+		if err := atomicfile.Write(p.out, text.Bytes(), 0o644); err != nil {
 			return err
 		}
 	}

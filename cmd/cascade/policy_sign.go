@@ -189,7 +189,7 @@ func (s *settings) sign(cmd *cobra.Command, f *policySignFlags, path string) err
 	if err != nil {
 		return err
 	}
-	if err := atomicfile.Write(at, out, 0o666); err != nil {
+	if err := atomicfile.Write(at, out, 0o644); err != nil {
 		return err
 	}
 	return s.printStatement(at, file)

@@ -10,6 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/clockspeed"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/demo"
 	"github.com/cascadeinfer/cascade/cmd/internal/fleetview"
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
 	"github.com/cascadeinfer/cascade/cmd/internal/progress"
@@ -32,7 +33,7 @@ type presetComparison struct {
 	requests  []trace.Request
 	seconds   float64                      // of one run, in engine time, as estimated
 	slo       replay.SLO                   // by the profile
-	expected  expectation                  // of the planner
+	expected  demo.Expectation             // of the planner
 	meter     func(*inprocess.Fleet) meter // measures how the engines of a run keep up
 	governor  *clockspeed.Governor         // of the speed of all runs
 	slowed    []string                     // why speeds were given up, in order
@@ -54,7 +55,7 @@ func newPresetComparison(e emulationFlags, p pluginFlags, requests []trace.Reque
 	if err != nil {
 		return nil, err
 	}
-	expected, err := expectStages(w, fleet.Fleet)
+	expected, err := demo.ExpectStages(w, fleet.Fleet)
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +99,7 @@ type presetResult struct {
 	Placed stageHits                `json:"placed"`
 	Moves  inprocess.MigrationStats `json:"moves"`
 	// Modules are the policies that ran as modules; it is absent if none did.
-	Modules *decisions `json:"modules,omitempty"`
+	Modules *demo.Decisions `json:"modules,omitempty"`
 }
 
 // stageHits counts the stages that served requests, by exact prompt length and the plan that routed
@@ -178,7 +179,9 @@ func (c *presetComparison) run(ctx context.Context, s *settings, of comparedFlee
 	out := presetResult{Preset: of.preset}
 	err = c.replay(ctx, s, fleet, of.name, all, &out)
 	out.Status = fleet.Control().Status()
-	out.Modules = collectDecisions(fleet, all)
+	if len(all) > 0 {
+		out.Modules = demo.CollectDecisions(fleet)
+	}
 	out.Placed = countStageHits(out.Result, out.Status)
 	out.Moves = fleet.MigrationStats()
 	cancel(nil)
@@ -304,7 +307,7 @@ func (c *presetComparison) show(s *settings, outcomes []presetResult) error {
 		return s.Print(outcomes)
 	}
 	last := outcomes[len(outcomes)-1]
-	sentences := story(results, last, c.expected)
+	sentences := demo.Story(results, last.Plan, last.Moves, c.expected)
 	if len(last.Plan.Stages) < 2 {
 		fmt.Fprintln(s.Stdout, sentences[0])
 	}
@@ -321,7 +324,7 @@ func (c *presetComparison) show(s *settings, outcomes []presetResult) error {
 		fmt.Fprintf(s.Stdout, "The length estimate for %s used %.2f bytes per token; its mean error against exact counts was %.1f %%.\n", m.Name, m.BytesPerToken, m.EstimateError*100)
 	}
 	last.Moves.Write(s.Stdout)
-	if err := last.Modules.write(s.Stdout); err != nil {
+	if err := last.Modules.Write(s.Stdout); err != nil {
 		return err
 	}
 	if c.emulation.out != "" {

@@ -107,7 +107,7 @@ func Build(ctx context.Context, dir, out, compiler string) (BuildResult, error) 
 // write writes the module that was built.
 func (b BuildResult) write(code []byte) (BuildResult, error) {
 	b.Bytes, b.SHA256 = len(code), lifecycle.Sum(code).String()
-	return b, atomicfile.Write(b.File, code, 0o666)
+	return b, atomicfile.Write(b.File, code, 0o644)
 }
 
 // ModulePath returns the default output of Build: for a directory, the file in it with

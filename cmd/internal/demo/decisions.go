@@ -1,4 +1,4 @@
-package main
+package demo
 
 import (
 	"fmt"
@@ -13,15 +13,15 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// decisions summarises the decisions of a run's modules.
-type decisions struct {
-	Slots []slotDecisions `json:"slots"`
+// Decisions summarises the decisions of a run's modules.
+type Decisions struct {
+	Slots []SlotDecisions `json:"slots"`
 	// Native is the result of deciding the recorded calls again with the native policies.
 	Native policydev.RecheckResult `json:"decided_again_natively"`
 }
 
-// slotDecisions are the decisions in one slot at the end of a run.
-type slotDecisions struct {
+// SlotDecisions are the decisions in one slot at the end of a run.
+type SlotDecisions struct {
 	Slot    lifecycle.Kind   `json:"slot"`
 	Module  string           `json:"module"`
 	Version string           `json:"version"`
@@ -32,13 +32,9 @@ type slotDecisions struct {
 	Faults  uint64           `json:"faults"`
 }
 
-// collectDecisions returns the decisions of the pushed modules in a running fleet, or nil if no
-// module was pushed.
-func collectDecisions(f *inprocess.Fleet, all []policyPlugin) *decisions {
-	if len(all) == 0 {
-		return nil
-	}
-	d := new(decisions)
+// CollectDecisions returns the decisions of the pushed modules in a running fleet.
+func CollectDecisions(f *inprocess.Fleet) *Decisions {
+	d := new(Decisions)
 	nodes := make(map[lifecycle.Kind]control.PolicySlot)
 	for _, s := range f.Control().Policies().Slots {
 		nodes[s.Slot] = s
@@ -59,8 +55,10 @@ func collectDecisions(f *inprocess.Fleet, all []policyPlugin) *decisions {
 	return d
 }
 
-func newSlotDecisions(s lifecycle.SlotStatus, l lifecycle.Status, fleet control.PolicySlot) slotDecisions {
-	line := slotDecisions{Slot: s.Kind, Module: l.Name, Version: l.Version, SHA256: l.SHA256, Of: len(fleet.Nodes), Calls: l.Calls, Faults: l.Faults}
+func newSlotDecisions(s lifecycle.SlotStatus, l lifecycle.Status, fleet control.PolicySlot) SlotDecisions {
+	line := SlotDecisions{
+		Slot: s.Kind, Module: l.Name, Version: l.Version, SHA256: l.SHA256, Of: len(fleet.Nodes), Calls: l.Calls, Faults: l.Faults,
+	}
 	for _, n := range fleet.Nodes {
 		if n.Active == s.Active {
 			line.Hosts++
@@ -69,17 +67,26 @@ func newSlotDecisions(s lifecycle.SlotStatus, l lifecycle.Status, fleet control.
 	return line
 }
 
-// write prints the decisions. It prints nothing if d is nil.
-func (d *decisions) write(w io.Writer) error {
+// Write prints the decisions. It prints nothing if d is nil.
+func (d *Decisions) Write(w io.Writer) error {
 	if d == nil {
 		return nil
 	}
-	t := report.Table{Title: "policies, as WebAssembly modules", Header: []string{"slot", "module", "version", "sha256", "hosts", "calls", "faults"}, Left: 4}
+	t := report.Table{
+		Title:  "policies, as WebAssembly modules",
+		Header: []string{"slot", "module", "version", "sha256", "hosts", "calls", "faults"}, Left: 4,
+	}
 	for _, s := range d.Slots {
-		t.Rows = append(t.Rows, []string{string(s.Slot), s.Module, s.Version, s.SHA256.String()[:fleetview.ShownDigest], fmt.Sprintf("%d of %d", s.Hosts, s.Of), fmt.Sprint(s.Calls), fmt.Sprint(s.Faults)})
+		t.Rows = append(t.Rows, []string{
+			string(s.Slot), s.Module, s.Version, s.SHA256.String()[:fleetview.ShownDigest],
+			fmt.Sprintf("%d of %d", s.Hosts, s.Of), fmt.Sprint(s.Calls), fmt.Sprint(s.Faults),
+		})
 	}
 	n := d.Native
-	t.Notes = []string{fmt.Sprintf("%d recorded calls, %d of them decided by modules, were decided again by the native policies: %d differ.", n.Calls, n.Modules, n.Different)}
+	t.Notes = []string{fmt.Sprintf(
+		"%d recorded calls, %d of them decided by modules, were decided again by the native policies: %d differ.",
+		n.Calls, n.Modules, n.Different,
+	)}
 	if n.First != "" {
 		t.Notes = append(t.Notes, "The first: "+n.First+".")
 	}

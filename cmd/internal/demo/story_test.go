@@ -1,14 +1,10 @@
-package main
+package demo
 
 import (
-	"strings"
 	"testing"
-	"time"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/clockspeed"
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
 	"github.com/cascadeinfer/cascade/engine/replay"
-	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
@@ -17,7 +13,7 @@ import (
 func compared(robin, placed, ours, short, long float64) []replay.Result {
 	var out []replay.Result
 	for i, mean := range []float64{robin, placed, ours} {
-		r := replay.Result{Name: comparedFleets[i].name}
+		r := replay.Result{Name: [...]string{"round robin", "placement alone", "cascade"}[i]}
 		r.Engine.Normalised.Mean, r.Engine.TTFT.Mean = mean, 10*mean
 		classes := [2]float64{mean, mean}
 		if i == 2 {
@@ -38,16 +34,21 @@ func compared(robin, placed, ours, short, long float64) []replay.Result {
 
 // TestStory checks the three sentences at the end of a comparison.
 func TestStory(t *testing.T) {
-	staged := presetResult{Plan: control.Model{Stages: threeStages(2).Stages}, Moves: inprocess.MigrationStats{Moved: map[string]uint64{"live": 200, "reprompt": 12}}}
-	one := presetResult{Plan: control.Model{Stages: threeStages(2).Stages[:1]}}
-	const needed expectation = 1
+	at := func(t policies.Tokens) *policies.Tokens { return &t }
+	two := []control.Replica{{ID: "a"}, {ID: "b"}}
+	staged := control.Model{Stages: []control.Stage{
+		{High: at(100), Replicas: two}, {Low: 100, High: at(1000), Replicas: two[:1]}, {Low: 1000, Replicas: two},
+	}}
+	one := control.Model{Stages: staged.Stages[:1]}
+	moves := inprocess.MigrationStats{Moved: map[string]uint64{"live": 200, "reprompt": 12}}
+	const needed Expectation = 1
 	void := compared(1, 0.6, 0.5, 0.4, 0.7)
 	void[1].Void = "late"
 	const divided = "Cascade divided 5 replicas into 3 stages by length (0–100 on 2, 100–1,000 on 1, 1,000–∞ on 2) and migrated 212 running requests."
 	for name, c := range map[string]struct {
 		results []replay.Result
-		last    presetResult
-		x       expectation
+		plan    control.Model
+		x       Expectation
 		want    []string
 	}{
 		"best": {compared(0.1, 0.06, 0.05, 0.04, 0.07), staged, needed, []string{
@@ -75,7 +76,7 @@ func TestStory(t *testing.T) {
 		"interrupted":  {nil, one, needed, []string{"", "", ""}},
 		"no latencies": {compared(0, 0, 0, 0, 0), staged, needed, []string{divided, "Nothing can be compared: the machine was too busy for the figures of round robin, placement alone, cascade to count.", ""}},
 	} {
-		got := story(c.results, c.last, c.x)
+		got := Story(c.results, c.plan, moves, c.x)
 		if len(got) != 3 {
 			t.Errorf("%s: %d sentences", name, len(got))
 			continue
@@ -84,48 +85,6 @@ func TestStory(t *testing.T) {
 			if want != "" && got[i] != want {
 				t.Errorf("%s: %q\nwant %q", name, got[i], want)
 			}
-		}
-	}
-}
-
-// TestExpectStages says before the runs whether stages will form: only if one stage cannot carry the load.
-func TestExpectStages(t *testing.T) {
-	e := &emulationFlags{replicas: 8, profile: "rtxpro6000-llama-3.1-8b", context: 131072, speed: 2, tp: 1} // the trace has real times
-	fleet, err := e.buildFleet()
-	testkit.NoError(t, err)
-	requests, _, err := (&traceFlags{mix: "mixed", requests: 3600, rate: 30, seed: 1}).readWithin(131072)
-	testkit.NoError(t, err)
-	plan, err := e.planConfig()
-	testkit.NoError(t, err)
-	w, err := plan.Workload(requests)
-	testkit.NoError(t, err)
-	x, err := expectStages(w, fleet.Fleet)
-	testkit.NoError(t, err)
-	if got := x.announce(); x < 0.2 || x >= 1 || !strings.HasPrefix(got, "no stages are expected: requests are placed by price") {
-		t.Errorf("%v: %s", x, got)
-	}
-	if got := expectation(1).announce(); !strings.HasPrefix(got, "stages are expected: ") {
-		t.Error(got)
-	}
-}
-
-// TestDemoFlags keeps the demo to a handful of flags, and its duration bounded.
-func TestDemoFlags(t *testing.T) {
-	demo := newDemo(&settings{})
-	if n := strings.Count(demo.LocalFlags().FlagUsages(), "\n"); n != 6 {
-		t.Errorf("%d flags:\n%s", n, demo.LocalFlags().FlagUsages())
-	}
-	for _, n := range []int{300, 3600} {
-		requests, _, err := (&traceFlags{mix: "mixed", requests: n, rate: 30, seed: 1}).readWithin(131072)
-		testkit.NoError(t, err)
-		c, err := newPresetComparison(emulationFlags{replicas: 8, profile: "rtxpro6000-llama-3.1-8b", context: 131072, speed: 2, tp: 1, window: 45 * time.Second}, pluginFlags{}, requests, demoLimit)
-		testkit.NoError(t, err)
-		for range 5 { // a machine that is far too slow
-			c.governor.Watch(clockspeed.Reading{Elapsed: 10 * time.Second, Lateness: 20, Recent: 20})
-		}
-		all := time.Duration(len(comparedFleets)) * (startAndStop + time.Duration(c.seconds/c.governor.Speed()*float64(time.Second)))
-		if all > demoLimit+30*time.Second || n == 300 && all > 10*time.Minute {
-			t.Errorf("%d requests take %v at speed %g", n, all, c.governor.Speed())
 		}
 	}
 }
