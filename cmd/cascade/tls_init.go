@@ -127,7 +127,12 @@ func (s *settings) initTLS(cmd *cobra.Command, i *tlsInitFlags) error {
 	// The paths of the section are relative to the fleet file.
 	beside := i.out
 	if i.file.path != "" {
-		if rel, err := filepath.Rel(filepath.Dir(i.file.path), i.out); err == nil {
+		if filepath.IsAbs(i.file.path) {
+			if beside, err = filepath.Abs(i.out); err != nil {
+				return err
+			}
+		}
+		if rel, err := filepath.Rel(filepath.Dir(i.file.path), beside); err == nil {
 			beside = rel
 		}
 	}
