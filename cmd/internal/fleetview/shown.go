@@ -115,6 +115,9 @@ func Show(m Model) Shown {
 		Faults: []control.Fault{}, Models: []string{}, Stages: []Stage{},
 		Replicas: []Replica{}, Migrations: []Migration{}, Proxies: []Proxy{},
 	}
+	if m.answered && st.Verdict == "" { // by a control plane that is older than this command
+		out.Verdict = control.VerdictOf(st.Faults, st.Epoch)
+	}
 	for _, f := range st.Faults {
 		f.Kind, f.Object, f.Text = Clean(f.Kind), Clean(f.Object), Clean(f.Text)
 		out.Faults = append(out.Faults, f)
