@@ -1,6 +1,7 @@
 package slothost
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -156,6 +157,25 @@ func TestHangingDisk(t *testing.T) {
 	waitFor(t, "the next one is active", func() bool { return s.Status()[0].Active == 6 })
 	if got := phase(s, 7); got != "" {
 		t.Errorf("7 is %s", got)
+	}
+}
+
+// TestEndOnHangingDisk checks that the end of Run does not wait for a disk that hangs.
+func TestEndOnHangingDisk(t *testing.T) {
+	s := testkit.Must(New(config(t)))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(ctx) }()
+	apply(t, s, want(stable(t, 5, other(1))))
+	waitFor(t, "it is active", func() bool { return s.Status()[0].Active == 5 })
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	cancel()
+	select {
+	case err := <-ended:
+		testkit.WantError(t, err, "could not be written within")
+	case <-time.After(testkit.WaitTimeout()):
+		t.Fatal("Run has not ended")
 	}
 }
 

@@ -57,7 +57,7 @@
 //  7. A call that timed out while descheduled counts as starved, and not as a fault.
 //  8. One module is built at a time. At most three are loaded in a slot: active, previous
 //     and candidate.
-//  9. No call, status or rollback waits for the disk, nor does whoever brings a spec; only
+//  9. No call, status or rollback waits for the disk, nor does the end of Run for long; only
 //     the spec itself does.
 //
 // Calls for bids, outliers and places do not allocate, whether a module or the native

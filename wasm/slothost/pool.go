@@ -123,12 +123,7 @@ func (p *pool) retire(i *instance) {
 }
 
 // wakeKeeper wakes Module.keep.
-func (p *pool) wakeKeeper() {
-	select {
-	case p.wake <- struct{}{}:
-	default:
-	}
-}
+func (p *pool) wakeKeeper() { wake(p.wake) }
 
 // restingInstance returns an instance that is to run its deferred work; nil when none is.
 func (p *pool) restingInstance() *instance {

@@ -34,8 +34,7 @@ type Slots struct {
 	// in this process leaves processors for calls.
 	building sync.Mutex
 
-	// writing is held while File is written, however long that takes: nothing but Run waits
-	// for it.
+	// writing is held while File is written, however long that takes.
 	writing sync.Mutex
 	written string // guarded by writing: the content of File
 	failing bool   // guarded by writing: it could not be written
@@ -95,14 +94,22 @@ func (s *Slots) Run(ctx context.Context) error {
 	defer quiet.Stop()
 	retry := time.NewTicker(retryAfter)
 	defer retry.Stop()
+	// File is written beside the rest, which goes on and ends while the disk hangs.
+	due, recorded := make(chan struct{}, 1), make(chan struct{})
+	go func() {
+		defer close(recorded)
+		for range due {
+			s.record()
+		}
+	}()
 	for done := false; !done; {
 		select {
 		case <-retry.C:
-			s.record()
+			wake(due)
 		case <-ctx.Done():
 			done = true
 		case <-s.wake:
-			s.record()
+			wake(due)
 			s.fetchMissing(ctx, &group)
 			quiet.Reset(quietFor)
 		case <-quiet.C:
@@ -113,16 +120,28 @@ func (s *Slots) Run(ctx context.Context) error {
 		}
 	}
 	group.Wait()
-	s.record() // modules that became active last
+	wake(due) // modules that became active last
+	close(due)
+	select {
+	case <-recorded:
+	case <-time.After(lastWrite):
+		errs = append(errs, fmt.Errorf("%s: the admitted policy modules could not be written within %v", s.config.File, lastWrite))
+	}
 	unwatch()
 	watch.Wait()
 	return errors.Join(errs...)
 }
 
+// lastWrite is how long the end of Run waits for File.
+const lastWrite = 2 * time.Second
+
 // changed wakes Run.
-func (s *Slots) changed() {
+func (s *Slots) changed() { wake(s.wake) }
+
+// wake sends to a channel of length 1, unless its receiver has not taken the last wake yet.
+func wake(c chan<- struct{}) {
 	select {
-	case s.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
