@@ -77,6 +77,6 @@ func (s *settings) status(cmd *cobra.Command, f *statusFlags, wide bool) error {
 		if f.watch {
 			return nil // what is printed says it
 		}
-		return fleetview.NotReadyError(st.Faults)
+		return fleetview.NotReadyError(st)
 	})
 }

@@ -130,7 +130,7 @@ func (s *settings) topOnce(m fleetview.Model, a fleetview.Answer) error {
 	} else if _, err := lipgloss.Fprintln(s.Stdout, fleetview.Draw(m).Styled()); err != nil { // as many colours as the output has
 		return err
 	}
-	return fleetview.NotReadyError(a.Status.Faults)
+	return fleetview.NotReadyError(a.Status)
 }
 
 // isTerminal reports whether an output is a terminal.

@@ -77,12 +77,15 @@ func faultLines(faults []control.Fault) string {
 }
 
 // NotReadyError returns an error for a fleet that is not ready; nil for one that is.
-func NotReadyError(faults []control.Fault) error {
+func NotReadyError(st control.Status) error {
 	var errs []string
-	for _, f := range faults {
+	for _, f := range st.Faults {
 		if f.NotReady {
 			errs = append(errs, f.Kind+" "+f.Object+": "+f.Text)
 		}
+	}
+	if st.Verdict == control.Starting {
+		errs = append(errs, "there is no plan yet")
 	}
 	if len(errs) == 0 {
 		return nil
