@@ -111,7 +111,7 @@ func TestRunbookFaults(t *testing.T) {
 			t.Errorf("no section has FAULT `%s`", kind)
 		}
 	}
-	injected := regexp.MustCompile("(?m)^\\| ([^|]+) \\| [^|]+ \\| [^|]+ \\| `cascade_").FindAllStringSubmatch(string(testkit.Must(os.ReadFile(filepath.Join(testkit.Root(t), "cmd/cascade-lab/results/2026-11-29-faults.txt")))), -1)
+	injected := regexp.MustCompile("(?m)^\\| ([^|]+) \\| [^|]+ \\| [^|]+ \\| `cascade_").FindAllStringSubmatch(string(testkit.Must(os.ReadFile(filepath.Join(testkit.Root(t), "cmd/cascade-lab/results/2026-12-01-faults.txt")))), -1)
 	if len(injected) < 30 {
 		t.Fatalf("read %d rows of the table of injected faults: the pattern is wrong", len(injected))
 	}
