@@ -2,6 +2,7 @@ package reports
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
 	"sync"
@@ -11,6 +12,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
@@ -90,6 +92,26 @@ func TestTakeOverIsInOrder(t *testing.T) {
 		<-replacing
 		if want := []string{"old", "new", "closed"}; !slices.Equal(h.events, want) {
 			t.Errorf("handled %v, want %v", h.events, want)
+		}
+	})
+}
+
+// TestReplacedStreamReportsNoMore checks that a report which a stream had received when another one replaced it is not
+// handled.
+func TestReplacedStreamReportsNoMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &slowHandler{}
+		s := New(h, slog.New(slog.DiscardHandler))
+		ctx, cancel := context.WithCancelCause(t.Context())
+		old := testkit.Must(s.claim("r0", cancel))
+		time.Sleep(TakeOver)
+		replacing := testkit.Must(s.claim("r0", func(error) {}))
+		testkit.Must(s.handle(t.Context(), replacing, loadreport.Report{Replica: "r0", Sequence: 2}))
+		if _, err := s.handle(ctx, old, loadreport.Report{Replica: "r0", Sequence: 3}); !errors.Is(err, errReplaced) {
+			t.Errorf("the replaced stream gets %v, want %v", err, errReplaced)
+		}
+		if want := []string{"new"}; !slices.Equal(h.events, want) || context.Cause(ctx) != errReplaced {
+			t.Errorf("handled %v, want %v; the replaced stream ends with %v", h.events, want, context.Cause(ctx))
 		}
 	})
 }
