@@ -33,23 +33,23 @@ type demandMeter struct {
 }
 
 // demandCount is the state of a model's counters at a moment. ended and refused count requests since the start
-// of this process; waiting and running are the requests at the replicas.
+// of this process; held are the requests at the replicas by their last reports, however old, so that a replica which
+// reports again does not seem to have got them then. waiting are those that wait at replicas whose last report counts.
 type demandCount struct {
-	ended, refused   uint64
-	waiting, running int
-	reporting        int // replicas whose last report still counts: waiting and running are theirs
+	ended, refused uint64
+	held, waiting  int
 }
 
 // admittedSince returns how many requests the replicas have taken since an earlier moment. Front ends count
 // a request when it ends.
 func (c demandCount) admittedSince(first demandCount) float64 {
-	return max(0, float64(c.ended-first.ended)+float64(c.waiting+c.running-first.waiting-first.running))
+	return max(0, float64(c.ended-first.ended)+float64(c.held-first.held))
 }
 
 // step measures the demand. missing says that the model has fewer replicas than it needs.
 func (d *demandMeter) step(now time.Time, c demandCount, missing bool) {
 	first, seconds := d.counts.add(now, c, demandSample, demandWindow, func(before demandCount) bool {
-		return c.ended < before.ended || c.refused < before.refused || c.reporting < before.reporting
+		return c.ended < before.ended || c.refused < before.refused
 	})
 	admitted, refused := c.admittedSince(first), float64(c.refused-first.refused)
 	d.demand = Demand{Refused: c.refused}
@@ -73,8 +73,9 @@ func (s *State) measure(now time.Time) {
 			if r.Model == m.Name {
 				ended, refused := r.Counted()
 				c.ended, c.refused = c.ended+ended, c.refused+refused
+				c.held += r.Report.Load.Waiting + r.Report.Load.Running
 				if s.registry.Fresh(now, r) { // no request waits at a replica that has died
-					c.waiting, c.running, c.reporting = c.waiting+r.Report.Load.Waiting, c.running+r.Report.Load.Running, c.reporting+1
+					c.waiting += r.Report.Load.Waiting
 				}
 				total.Service = total.Service.Plus(r.Service())
 			}
@@ -96,7 +97,7 @@ type sample[T any] struct {
 }
 
 // add samples a count, at most once per interval, and returns the oldest sample of the span with its age in seconds.
-// fallen reports whether the count is lower than before: then a replica has left or died with its counters, and the
+// fallen reports whether the count is lower than before: then a replica has left with its counters, and the
 // span begins anew.
 func (w *window[T]) add(now time.Time, count T, interval, span time.Duration, fallen func(before T) bool) (first T, age float64) {
 	n := len(w.samples)

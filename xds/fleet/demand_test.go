@@ -40,7 +40,7 @@ func TestDemand(t *testing.T) {
 			since = -1
 			for tick := range 4 * l.seconds {
 				now, served, refused = now.Add(250*time.Millisecond), served+l.served/4, refused+l.refused/4
-				d.step(now, demandCount{ended: uint64(served), refused: uint64(refused), waiting: l.waiting, running: l.running}, l.missing)
+				d.step(now, demandCount{ended: uint64(served), refused: uint64(refused), waiting: l.waiting, held: l.waiting + l.running}, l.missing)
 				switch {
 				case !d.demand.Overloaded:
 					since = -1
@@ -67,7 +67,8 @@ func TestDemand(t *testing.T) {
 	}
 }
 
-// TestDemandOfDeadReplica checks that the requests which waited at a replica count no more when it has died.
+// TestDemandOfDeadReplica checks that the requests which waited at a replica count no more when it has died, and that
+// those which it has when it reports again did not arrive then.
 func TestDemandOfDeadReplica(t *testing.T) {
 	s := testState(t, PolicyDefault)
 	reports := map[policies.ReplicaID]*loadreport.Report{}
@@ -89,8 +90,13 @@ func TestDemandOfDeadReplica(t *testing.T) {
 	if d := wait(20); math.Abs(d.Rate-8) > 0.1 || math.Abs(d.Queue.Seconds()-12.5) > 0.5 {
 		t.Errorf("two replicas: %+v", d)
 	}
+	r1 := reports["r1"]
 	delete(reports, "r1")
 	if d := wait(20); math.Abs(d.Rate-4) > 0.1 || math.Abs(d.Queue.Seconds()-12.5) > 0.5 {
 		t.Errorf("one of them is dead: %+v", d)
+	}
+	reports["r1"] = r1
+	if d := wait(3); d.Rate > 8.1 {
+		t.Errorf("it reports again, and its requests count as new ones: %+v", d)
 	}
 }
