@@ -1,6 +1,7 @@
 package slothost
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -33,10 +34,7 @@ type desired struct {
 // Status reports the error until a spec of the slot is accepted. What a spec rolls back is
 // rolled back at once, also when the spec is refused: what an operator rolls back must not
 // run on because something else in the spec is wrong.
-func (s *Slots) Check(w lifecycle.SlotSpec) error {
-	_, _, err := s.check(w)
-	return err
-}
+func (s *Slots) Check(w lifecycle.SlotSpec) error { return s.check(w, false) }
 
 // Apply makes a spec the desired state of its slot: modules are offered, goals changed,
 // what is not in the spec any more is withdrawn. It refuses what Check refuses, and may be
@@ -49,20 +47,7 @@ func (s *Slots) Check(w lifecycle.SlotSpec) error {
 // An active generation that is not in the spec decides on while the spec has a newer
 // stable one: until that takes over, and also when that fails here. Otherwise it is
 // rolled back.
-func (s *Slots) Apply(w lifecycle.SlotSpec) error {
-	k, next, err := s.check(w)
-	if err != nil {
-		return err
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.stopped {
-		return fmt.Errorf("slot %s: the slot has stopped", w.Kind)
-	}
-	k.next = next
-	s.changed()
-	return nil
-}
+func (s *Slots) Apply(w lifecycle.SlotSpec) error { return s.check(w, true) }
 
 // Refuse records why a spec of a slot cannot be read, for Status.
 func (s *Slots) Refuse(kind lifecycle.Kind, err error) {
@@ -85,25 +70,25 @@ func (s *slot) refuse(err error) {
 	s.refusal = text
 }
 
-// check rolls back what a spec rolls back, and returns its slot and what would then be
-// desired.
-func (s *Slots) check(w lifecycle.SlotSpec) (*slot, *desired, error) {
+// check rolls back what a spec rolls back, and returns why the spec is refused. With apply, one
+// that is not refused is to be put in force.
+func (s *Slots) check(w lifecycle.SlotSpec, apply bool) error {
 	k := s.slotOf(w.Kind)
 	switch {
 	case s.err != nil:
-		return nil, nil, s.err
+		return s.err
 	case k == nil:
-		return nil, nil, fmt.Errorf("slot %.40s: this host has no such slot", w.Kind)
+		return fmt.Errorf("slot %.40s: this host has no such slot", w.Kind)
 	}
 	if len(w.RolledBack) <= lifecycle.MaxRolledBack {
 		k.rollBack(w.RolledBack)
 	}
-	next, err := k.desire(w)
+	err := k.desire(w, apply)
 	if err != nil {
 		err = fmt.Errorf("slot %s: %w", w.Kind, err)
 	}
 	k.refuse(err)
-	return k, next, err
+	return err
 }
 
 // rollBack ends generations for good, present or not.
@@ -120,10 +105,11 @@ func (s *slot) rollBack(all []lifecycle.RolledBackModule) {
 	}
 }
 
-// desire returns what a spec makes the desired state.
-func (s *slot) desire(w lifecycle.SlotSpec) (*desired, error) {
+// desire returns why a spec cannot be the desired state. With apply, one that can is the next
+// to be put in force. Meanwhile no other spec is: it might admit newer statements.
+func (s *slot) desire(w lifecycle.SlotSpec, apply bool) error {
 	if err := w.Validate(); err != nil {
-		return nil, err
+		return err
 	}
 	next := &desired{stable: len(w.Candidates) > 0 && w.Candidates[0].Stable}
 	var all []sign.Statement
@@ -136,26 +122,33 @@ func (s *slot) desire(w lifecycle.SlotSpec) (*desired, error) {
 			err = checkBytes(c.Module, st.Digest)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("generation %d: %w", c.Generation, err)
+			return fmt.Errorf("generation %d: %w", c.Generation, err)
 		}
 		next.offers = append(next.offers, offer{Candidate: c, statement: st})
 		all = append(all, st)
 	}
 	before, goesBack := s.previous(w)
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.recordRan() // the spec may go back to a module that is active now
 	next.history = s.history.clone()
-	s.mu.Unlock()
 	for _, st := range all {
 		if err := next.history.admit(st); err != nil {
-			return nil, fmt.Errorf("generation %d: %w", st.Generation, err)
+			return fmt.Errorf("generation %d: %w", st.Generation, err)
 		}
 	}
 	if goesBack && next.history.admit(before) == nil {
 		all = slices.Insert(all, 0, before)
 	}
 	next.history.recordWanted(all)
-	return next, nil
+	switch {
+	case apply && s.stopped:
+		return errors.New("the slot has stopped")
+	case apply:
+		s.next = next
+		s.host.changed()
+	}
+	return nil
 }
 
 // previous returns the statement of the spec's previous module, which must be older than

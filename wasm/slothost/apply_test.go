@@ -160,6 +160,25 @@ func TestHangingDisk(t *testing.T) {
 	}
 }
 
+// TestOldSpecDuringWrite has an older spec come while a newer one is put in force: it is refused, or the newer one never
+// was in force.
+func TestOldSpecDuringWrite(t *testing.T) {
+	newer, older := want(stable(t, 10, other(1))), want(stable(t, 7, other(2)))
+	for range 2000 {
+		s, k := idle(t, config(t))
+		testkit.NoError(t, s.Apply(newer))
+		written := make(chan struct{})
+		go func() { defer close(written); s.record() }()
+		err := s.Apply(older)
+		<-written
+		s.record()
+		if k.history.Mark.Generation < 10 && phase(s, 10) != "" {
+			t.Fatalf("after generation 10 was in force (%s), the newest admitted is %d; the older spec: %v",
+				phase(s, 10), k.history.Mark.Generation, err)
+		}
+	}
+}
+
 // TestEndOnHangingDisk checks that the end of Run does not wait for a disk that hangs.
 func TestEndOnHangingDisk(t *testing.T) {
 	s := testkit.Must(New(config(t)))
