@@ -90,14 +90,21 @@ func (w *blockWriter) writeDeviceBlocks(out *bufio.Writer, blocks []uint32) erro
 	return nil
 }
 
-// Write writes to the connection. The end of the lease closes that, so that no receiver keeps Revoke waiting.
-func (w *blockWriter) Write(b []byte) (int, error) {
-	deadline := time.Now().Add(stallTimeout)
-	if w.lease.Deadline.Before(deadline) {
-		deadline = w.lease.Deadline
+// Write writes to the connection, in pieces, each of which may take stallTimeout. The end of the lease closes the
+// connection, so that no receiver keeps Revoke waiting.
+func (w *blockWriter) Write(b []byte) (n int, err error) {
+	for len(b) > n {
+		deadline := time.Now().Add(stallTimeout)
+		if w.lease.Deadline.Before(deadline) {
+			deadline = w.lease.Deadline
+		}
+		if err := w.conn.SetWriteDeadline(deadline); err != nil {
+			return n, err
+		}
+		written, err := w.conn.Write(b[n:min(len(b), n+pieceBytes)])
+		if n += written; err != nil {
+			return n, err
+		}
 	}
-	if err := w.conn.SetWriteDeadline(deadline); err != nil {
-		return 0, err
-	}
-	return w.conn.Write(b)
+	return n, nil
 }

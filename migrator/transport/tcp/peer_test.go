@@ -103,6 +103,27 @@ func TestReceiverReadsNothing(t *testing.T) {
 	})
 }
 
+// TestSlowReceiver checks that a receiver which reads a large block slowly keeps its session.
+func TestSlowReceiver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		here, there := net.Pipe()
+		w := &blockWriter{conn: here, lease: &lease.Lease{Grant: transport.Grant{Deadline: time.Now().Add(time.Minute)}}}
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			for err := error(nil); err == nil; {
+				time.Sleep(stallTimeout / 2)
+				_, err = io.ReadFull(there, make([]byte, 1<<20))
+			}
+		}()
+		if n, err := w.Write(make([]byte, 16<<20)); err != nil {
+			t.Errorf("after %d bytes: %v", n, err)
+		}
+		here.Close()
+		<-done
+	})
+}
+
 func TestAskRoundTrip(t *testing.T) {
 	want := []uint32{0, 7, 3, 3}
 	got, err := readAsk(bytes.NewReader(appendAsk(nil, want)), nil, make([]byte, 4*maxAsk), 8)
