@@ -53,8 +53,8 @@ var fields = &openai.Fields{
 	Tied:       []string{"custom_logit_processor", "custom_params", "lora_path"},
 	PromptOnly: []string{"continue_final_message", "chat_template_kwargs", "reasoning_effort"},
 	// A stop token is looked up if any request at the engine has min_tokens.
-	IDLists: map[string]bool{"prompt": false, "input": false, "query": false, "items": false,
-		"input_ids": true, "label_token_ids": true, "stop_token_ids": true},
+	IDLists: map[string]bool{"prompt": false, "input": false, "items": false,
+		"query": true, "input_ids": true, "label_token_ids": true, "stop_token_ids": true},
 }
 
 var capabilities = dialect.Capabilities{

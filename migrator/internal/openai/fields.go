@@ -26,8 +26,8 @@ type Fields struct {
 	// PromptOnly are the members that matter only for the prompt: engines that are given its ids do not
 	// get them.
 	PromptOnly []string
-	// IDLists are the members that may be lists of token ids, or lists of such lists, and whether they are nothing
-	// else. They are checked where the engines do not do it (Request.IDsBelow).
+	// IDLists are the members that may be lists of token ids, or lists of such lists. The value is false for those that
+	// may also be lists of texts. They are checked where the engines do not do it (Request.IDsBelow).
 	IDLists map[string]bool
 }
 

@@ -69,14 +69,15 @@ func (r *Request) PromptIDs() []uint32 {
 // that an engine may take for a number.
 func (r *Request) IDsBelow(most policies.Tokens) bool { return r.greatestID < float64(most) }
 
-// greatestID returns the greatest number in a list and the lists in it, infinity for what is no id. Engines read
-// numbers in strings, too, unless all elements are strings and the list may be one of texts: only says that it may not.
+// greatestID returns the greatest number in a list and the lists in it, infinity for what is no id. Engines read a text
+// as a number where the list cannot be one of texts: if only is true, if the list is in another one, or if it has
+// numbers.
 func greatestID(b []byte, list span, only bool) (greatest float64) {
-	numbers, others := only, false
+	numbers, texts, others := false, false, false
 	eachMember(b, list, func(_ []byte, _, v span) bool {
 		switch c := b[v.from]; {
 		case c == '[':
-			greatest = max(greatest, greatestID(b, v, only))
+			greatest = max(greatest, greatestID(b, v, true))
 		case c == '-' || c >= '0' && c <= '9':
 			numbers = true
 			n, err := strconv.ParseFloat(unsafeString(v.of(b)), 64)
@@ -84,12 +85,14 @@ func greatestID(b []byte, list span, only bool) (greatest float64) {
 				n = math.Inf(1)
 			}
 			greatest = max(greatest, n)
+		case c == '"':
+			texts = true
 		default:
 			others = true
 		}
 		return true
 	})
-	if numbers && others {
+	if numbers && (texts || others) || only && texts {
 		return math.Inf(1)
 	}
 	return greatest

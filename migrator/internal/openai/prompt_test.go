@@ -32,12 +32,13 @@ func TestPromptIDs(t *testing.T) {
 }
 
 func TestIDsBelow(t *testing.T) {
-	f := &Fields{IDLists: map[string]bool{"prompt": false, "input_ids": true}}
+	f := &Fields{IDLists: map[string]bool{"prompt": false, "input_ids": true, "query": true}}
 	for body, want := range map[string]bool{
 		`{}`: true, `{"prompt":"9"}`: true, `{"prompt":["9","x"]}`: true, `{"prompt":[]}`: true, `{"other":[9]}`: true, `{"input_ids":null}`: true,
 		`{"prompt":[1, 7]}`: true, `{"prompt":[[1],[7.0]]}`: true, `{"input_ids":[0,7]}`: true,
 		`{"prompt":[1, 8]}`: false, `{"prompt":[[1],[2,8]]}`: false, `{"prompt":[-1]}`: false, `{"prompt":[1e9]}`: false, `{"prompt":[1e999]}`: false,
-		`{"prompt":[1.5]}`: false, `{"prompt":[1,"9"]}`: false, `{"prompt":[1,null]}`: false, `{"input_ids":["9"]}`: false, `{"prompt":[9],"prompt":[1]}`: false,
+		`{"prompt":[1.5]}`: false, `{"prompt":[1,"9"]}`: false, `{"prompt":[1,null]}`: false, `{"prompt":[["9"]]}`: false, `{"prompt":[[1],["x"]]}`: false,
+		`{"query":["9"]}`: false, `{"query":[{"type":"text","text":"9"}]}`: true, `{"input_ids":["9"]}`: false, `{"prompt":[9],"prompt":[1]}`: false,
 	} {
 		r, err := f.Parse(Chat, []byte(body))
 		if got := r.IDsBelow(8); err != nil || got != want {
