@@ -132,6 +132,9 @@ func (srv *Server) refuseEngineFailure(w http.ResponseWriter, log *slog.Logger, 
 	var bad *session.MalformedError
 	if errors.As(err, &bad) || errors.Is(err, openai.ErrEventTooLarge) {
 		log.Error("engine sent a malformed answer", "error", err)
+		if l.peer {
+			l.mark(w.Header()) // the sender counts it
+		}
 		writeProblem(w, engineLostProblem(err))
 		return
 	}

@@ -129,6 +129,20 @@ func TestMalformedStream(t *testing.T) {
 	})
 }
 
+// TestMalformedLeg checks that a peer whose engine has got a request, and answers it with what is no stream, counts as an
+// engine that was lost with it.
+func TestMalformedLeg(t *testing.T) {
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
+		f.placers[0].sendTo(f.target(1))
+		f.engines[1].sendEvents("data: 7\n\n", false)
+		before := f.engines[0].calls.Load()
+		resp, got := f.servers[0].post("/v1/completions", longRequest, length.AttemptHeader, "2")
+		if n := f.engines[0].calls.Load() - before; n > 0 || resp.StatusCode != http.StatusBadGateway {
+			t.Errorf("two engines have got it, and %d more: %s %s", n, resp.Status, got)
+		}
+	}, places, rescues)
+}
+
 // TestUnstreamedFaults checks what a client that reads no stream gets.
 func TestUnstreamedFaults(t *testing.T) {
 	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
