@@ -94,8 +94,8 @@ func (srv *Server) askLimit(ctx context.Context, stated *regexp.Regexp, body str
 	return policies.Tokens(n)
 }
 
-// parseRequest parses a client's body. The error is for the client: the engine would refuse the body, or it would
-// not survive it.
+// parseRequest parses the body of a client or of a peer's leg. The error is for the client: the engine would refuse the
+// body, or it would not survive it.
 func (srv *Server) parseRequest(d dialect.Dialect, e openai.Endpoint, body []byte) (openai.Request, error) {
 	req, err := d.Parse(e, body)
 	if most := srv.limits().vocabulary; err == nil && most > 0 && !req.IDsBelow(most) {

@@ -196,10 +196,11 @@ func (srv *Server) probeEngine(ctx context.Context, generate bool) error {
 			return err
 		}
 	}
-	started := !srv.ready.Load()
+	started, kind := !srv.ready.Load(), srv.dialect().Capabilities().Name
 	err := srv.learnEngine(ctx, started)
-	if err == nil && started {
-		srv.askLimits(ctx) // of what may be another engine than before
+	// It may be another engine than before, or one that has not said until now what it is, and so how it is asked.
+	if err == nil && (started || srv.dialect().Capabilities().Name != kind) {
+		srv.askLimits(ctx)
 	}
 	return err
 }

@@ -27,7 +27,7 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, body []b
 		refuseRequest(w, err.Error())
 		return
 	}
-	req, err := srv.dialect().Parse(e, body)
+	req, err := srv.parseRequest(srv.dialect(), e, body)
 	if err == nil && lr.reservation != "" {
 		body, err = srv.adopt(lr, body)
 	}

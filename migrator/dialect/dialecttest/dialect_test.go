@@ -258,7 +258,14 @@ func startFrontEnd(t *testing.T, replica policies.ReplicaID, e *engine) (f *fron
 // to it.
 func TestVocabulary(t *testing.T) {
 	each(t, func(t *testing.T, k kind) {
-		_, clients, _ := startFrontEnd(t, "r0", newEngine(t, k))
+		_, clients, peers := startFrontEnd(t, "r0", newEngine(t, k))
+		leg := testkit.Must(http.NewRequest("POST", "http://"+peers+"/v1/completions", strings.NewReader(`{"prompt":[1000]}`)))
+		leg.Header = http.Header{frontend.ForwardHeader: {"r1"}, frontend.RequestHeader: {"r1/1"}, frontend.LegEpochHeader: {"1"}}
+		resp := testkit.Must(http.DefaultClient.Do(leg))
+		resp.Body.Close()
+		if refused := resp.StatusCode == http.StatusServiceUnavailable; refused != (k.dialect.Capabilities().LastID != nil) {
+			t.Errorf("a peer's leg: %s", resp.Status)
+		}
 		for _, test := range []struct {
 			path, body string
 			outside    bool
@@ -276,6 +283,21 @@ func TestVocabulary(t *testing.T) {
 				t.Errorf("%s %s: %s: %s", test.path, test.body, resp.Status, answer)
 			}
 		}
+	})
+}
+
+// TestVocabularyOfLateKind checks that the vocabulary is known of an engine that says only after it has become ready what
+// it is.
+func TestVocabularyOfLateKind(t *testing.T) {
+	each(t, func(t *testing.T, k kind) {
+		e := newEngine(t, k)
+		e.mute.Store(1)
+		_, clients, _ := startFrontEnd(t, "r0", e)
+		testkit.WaitFor(t, "the front end knows the vocabulary", func() bool {
+			resp := testkit.Must(http.Post("http://"+clients+"/v1/completions", "application/json", strings.NewReader(`{"prompt":[1000]}`)))
+			defer resp.Body.Close()
+			return resp.StatusCode == http.StatusBadRequest || k.dialect.Capabilities().LastID == nil
+		})
 	})
 }
 

@@ -41,6 +41,7 @@ type engine struct {
 	*httptest.Server
 	kind kind
 	hold chan struct{} // nil: it does not pause
+	mute atomic.Int64  // how often it does not say what it is
 	sent atomic.Int64  // tokens
 	last atomic.Pointer[map[string]any]
 	path atomic.Pointer[string]
@@ -67,6 +68,10 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case "/health", c.HealthPath:
 	case "/v1/models":
+		if e.mute.Add(-1) >= 0 {
+			http.Error(w, "starting", http.StatusServiceUnavailable)
+			return
+		}
 		fmt.Fprintf(w, `{"data":[{"id":"m","max_model_len":4096,"owned_by":%q}]}`, c.Name)
 	case c.VersionPath:
 		io.WriteString(w, e.kind.info)
