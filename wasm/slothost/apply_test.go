@@ -137,8 +137,8 @@ func TestRolledBackIsKept(t *testing.T) {
 	}
 }
 
-// TestHangingDisk checks that nothing but a new spec waits until File is written: not the
-// status, which load reports have, nor a rollback, nor whoever brings specs.
+// TestHangingDisk checks that only the spec itself waits until File is written: Status,
+// rollbacks, Check and Apply do not.
 func TestHangingDisk(t *testing.T) {
 	s, _ := running(t, config(t))
 	apply(t, s, want(stable(t, 5, other(1))))

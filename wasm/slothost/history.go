@@ -87,7 +87,7 @@ func (h *history) recordRollback(g lifecycle.Generation) {
 	}
 }
 
-// follow adds what another history has of modules that ran and that were rolled back.
+// follow adds the modules that ran, and those that were rolled back, by another history.
 func (h *history) follow(o history) {
 	for _, m := range slices.Backward(o.Ran) {
 		h.recordRan(m)

@@ -32,8 +32,8 @@ type LeaseMachine struct {
 	renewedAt time.Time // when the write of stored began; for held
 	retryAt   time.Time // no write before, after one that failed
 
-	// next is the lease that every write has until one of them is known to be stored: also a write that was reported
-	// as failed may be stored, and seen long after others have failed. The zero value means that there is none.
+	// next is the lease in every write until one of the writes is known to be stored. A write that was reported as
+	// failed may still be stored, and be observed much later. The zero value means that there is none.
 	next            Lease
 	firstAt, lastAt time.Time // when Next returned it first and last
 }
@@ -80,7 +80,7 @@ func (m *LeaseMachine) Next(now time.Time) Lease {
 // that Next, however long the write took.
 func (m *LeaseMachine) Written() { m.written(m.lastAt) }
 
-// written says that a write of next was stored that began at a moment.
+// written says that a write of next, which began at the given time, was stored.
 func (m *LeaseMachine) written(at time.Time) {
 	m.observed, m.stored, m.changedAt, m.held, m.renewedAt = true, m.next, at, true, at
 	m.next, m.retryAt = Lease{}, time.Time{}

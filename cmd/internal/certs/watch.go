@@ -90,8 +90,8 @@ func (w *watcher[T]) rejection() string {
 	return ""
 }
 
-// read replaces the value if the files have changed and are valid. A certificate whose time has not come, or is over,
-// does not replace one that is in its time; at the start any is better than none, as this host's clock may be wrong.
+// read replaces the value if the files have changed and are valid. A certificate that is not valid yet, or has expired,
+// does not replace a valid one. At the start it is accepted, because this host's clock may be wrong.
 func (w *watcher[T]) read(now time.Time) (replaced bool, err error) {
 	contents := make([]string, len(w.paths))
 	for i, path := range w.paths {

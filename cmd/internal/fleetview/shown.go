@@ -31,8 +31,8 @@ type Shown struct {
 	Planner        string          `json:"planner,omitempty"`
 	Rate           float64         `json:"rate"` // requests per second
 	Context        policies.Tokens `json:"context"`
-	// Desired is how many replicas the control plane recommends; 0: it does not know yet. Present is how many there are:
-	// of those that it would count, once it knows.
+	// Desired is how many replicas the control plane recommends; 0: it does not know yet. Present is how many replicas
+	// there are, without drained ones once the control plane recommends a number.
 	Desired    int         `json:"desired_replicas,omitempty"`
 	Present    int         `json:"present_replicas"`
 	Stages     []Stage     `json:"stages"`

@@ -220,8 +220,8 @@ func (r *rollout) advanceGroup(now time.Time, g *group) bool {
 	return true
 }
 
-// retire drops the members of the other plans: the old one, or the one that was rolled back. Removed
-// endpoints stay while they have requests.
+// retire drops the members of the old plan and of a plan that was rolled back. Removed endpoints stay
+// while they have requests.
 func (r *rollout) retire(now time.Time, g *group) {
 	var members []resources.Endpoint
 	for _, t := range g.live {

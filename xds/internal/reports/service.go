@@ -73,7 +73,7 @@ type session struct {
 	lastReport atomic.Pointer[time.Time]
 
 	handling chan struct{} // capacity 1: full while a report of the stream is handled
-	replaced bool          // by a newer stream; owned by whoever fills handling
+	replaced bool          // by a newer stream; guarded by handling
 }
 
 var errReplaced = status.Error(codes.Aborted, "a newer stream reports for this replica")
@@ -128,7 +128,7 @@ func (s *Service) serve(stream api.Fleet_ReportServer) error {
 	}
 }
 
-// handle passes a report on, unless a newer stream has replaced the one that it came by.
+// handle passes a report to the handler, unless a newer stream has replaced this one.
 func (s *Service) handle(ctx context.Context, own *session, report loadreport.Report) (loadreport.Reply, error) {
 	own.touch()
 	own.handling <- struct{}{}
@@ -139,8 +139,9 @@ func (s *Service) handle(ctx context.Context, own *session, report loadreport.Re
 	return s.handler.HandleReport(ctx, report)
 }
 
-// claim makes a stream the one that reports for a replica. It waits until a report of the stream before has been
-// handled: behind one of the new stream, its counters would look like those of a front end that has restarted.
+// claim lets a stream report for a replica, in place of the stream that did. It waits until that stream's last report
+// has been handled: handled after a report of the new stream, its lower counters would look like a restart of the front
+// end.
 func (s *Service) claim(id policies.ReplicaID, cancel context.CancelCauseFunc) (*session, error) {
 	own := &session{cancel: cancel, handling: make(chan struct{}, 1)}
 	own.touch()
