@@ -58,8 +58,8 @@ func (s Shape) validate() error {
 	return nil
 }
 
-// Apply is Stream for a trace in memory, which it leaves alone (prefixes are
-// shared). The error is ErrNoRate, ErrEmpty when nothing is left, or names a
+// Apply is Stream for a trace in memory, in the order of arrival, which it leaves
+// alone (prefixes are shared). The error is ErrNoRate, ErrEmpty when nothing is left, or names a
 // bad field.
 func (s Shape) Apply(requests []Request) ([]Request, error) {
 	from, err := s.Stream(func() (Source, error) {

@@ -100,8 +100,8 @@ type sourceFunc func() (Request, error)
 func (f sourceFunc) Next() (Request, error) { return f() }
 
 // Stream returns the shaped trace while it is read: its memory grows with Spread only. Next returns ErrNoRate for a
-// trace without times if there is no Rate. open starts to read the trace; it is called twice if Rate is to be changed, first to measure the rate.
-// The source must yield requests in the order of arrival, as Reader does.
+// trace without times if there is no Rate. open starts to read the trace; it is called twice if Rate is to be changed,
+// first to measure the rate. The source must yield requests in the order of arrival, as Reader does.
 func (s Shape) Stream(open func() (Source, error)) (Source, error) {
 	if err := s.validate(); err != nil {
 		return nil, err
