@@ -53,6 +53,13 @@ func (s *Source) Start(address func() string) {
 	s.address = address
 }
 
+// Serves reports whether the source is between Start and Stop.
+func (s *Source) Serves() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.address != nil
+}
+
 // Stop ends all grants as Revoke does. No more are exported.
 func (s *Source) Stop() {
 	s.mu.Lock()

@@ -21,6 +21,8 @@ type mapping struct {
 
 // mappings are the mappings of one transport. It is safe for concurrent use.
 type mappings struct {
+	keeps func() bool // whether unused mappings are kept
+
 	mu  sync.Mutex
 	all []*mapping
 }
@@ -70,7 +72,7 @@ func (ms *mappings) release(m *mapping, now time.Time) {
 			oldest = m
 		}
 	}
-	ms.unmapLocked(func(m *mapping) bool { return idle > maxIdle && m == oldest })
+	ms.unmapLocked(func(m *mapping) bool { return !ms.keeps() || idle > maxIdle && m == oldest })
 }
 
 // unmapIdle unmaps the mappings that have been unused since before.

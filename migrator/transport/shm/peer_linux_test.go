@@ -204,6 +204,13 @@ func TestMappingsAreUsedAgain(t *testing.T) {
 	defer a.Close()
 	now := time.Unix(1000, 0)
 
+	running := false
+	ms.keeps = func() bool { return running }
+	ms.release(open(a), now)
+	if len(ms.all) != 0 {
+		t.Error("a transport that does not run keeps an idle mapping")
+	}
+	running = true
 	first := open(a)
 	if second := open(a); second != first {
 		t.Error("one pool is mapped twice")

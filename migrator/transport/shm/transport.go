@@ -29,6 +29,7 @@ var _ transport.Transport = (*Transport)(nil)
 // New returns a transport that serves while Run runs.
 func New(c Config) (*Transport, error) {
 	t := &Transport{}
+	t.mappings.keeps = t.Serves
 	t.Check, t.Welcome, t.DropIdle = requireFile, welcome, t.mappings.unmapIdle
 	if err := t.Init("shm", c); err != nil {
 		return nil, err
