@@ -18,6 +18,7 @@ import (
 	"github.com/cascadeinfer/cascade/internal/httpserver"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
 )
 
 const (
@@ -113,6 +114,7 @@ func (srv *Server) servePeerDetokenize(w http.ResponseWriter, r *http.Request, b
 		return
 	}
 	defer resp.Body.Close()
+	w.Header().Del(length.RefusedHeader)
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(resp.StatusCode)
 	io.Copy(w, io.LimitReader(resp.Body, maxDetokenized)) // one that is cut is invalid there

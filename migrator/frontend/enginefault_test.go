@@ -129,8 +129,8 @@ func TestMalformedStream(t *testing.T) {
 	})
 }
 
-// TestMalformedLeg checks that a peer whose engine has got a request, and answers it with what is no stream, counts as an
-// engine that was lost with it.
+// TestMalformedLeg checks that a peer whose engine answers a request with a malformed stream counts as an engine that was
+// lost with it.
 func TestMalformedLeg(t *testing.T) {
 	runFleet(t, 2, func(t *testing.T, f *fleet) {
 		f.placers[0].sendTo(f.target(1))

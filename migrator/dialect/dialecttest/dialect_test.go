@@ -24,6 +24,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
 )
 
 // each runs a test with every kind of engine.
@@ -263,6 +264,13 @@ func TestVocabulary(t *testing.T) {
 		leg.Header = http.Header{frontend.ForwardHeader: {"r1"}, frontend.RequestHeader: {"r1/1"}, frontend.LegEpochHeader: {"1"}}
 		resp := testkit.Must(http.DefaultClient.Do(leg))
 		resp.Body.Close()
+		text := testkit.Must(http.NewRequest("POST", "http://"+peers+"/detokenize", strings.NewReader(`{"tokens":[1]}`)))
+		text.Header = leg.Header
+		answer := testkit.Must(http.DefaultClient.Do(text))
+		answer.Body.Close()
+		if mark := answer.Header.Get(length.RefusedHeader); answer.StatusCode != http.StatusOK || mark != "" {
+			t.Errorf("a peer's text: %s, marked %q as refused", answer.Status, mark)
+		}
 		if refused := resp.StatusCode == http.StatusServiceUnavailable; refused != (k.dialect.Capabilities().LastID != nil) {
 			t.Errorf("a peer's leg: %s", resp.Status)
 		}
@@ -286,8 +294,8 @@ func TestVocabulary(t *testing.T) {
 	})
 }
 
-// TestVocabularyOfLateKind checks that the vocabulary is known of an engine that says only after it has become ready what
-// it is.
+// TestVocabularyOfLateKind checks that the vocabulary is known of an engine that says what it is only after it has
+// become ready.
 func TestVocabularyOfLateKind(t *testing.T) {
 	each(t, func(t *testing.T, k kind) {
 		e := newEngine(t, k)
