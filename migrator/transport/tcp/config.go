@@ -18,9 +18,9 @@ const (
 	maxAsk       = 2048            // blocks of one ask
 	askBytes     = 8 << 20         // that one ask requests, about
 	packBytes    = 1 << 20         // of a device's blocks in host memory at a time, about
-	writeBytes   = 128 << 10       // buffered by the source, a multiple of TLS's records
+	writeBytes   = 16 << 10        // buffered by the source: a record of TLS; the rest of a larger part is not copied
 	pieceBytes   = 1 << 20         // of a large part, passed to the kernel by one write
-	bufferBytes  = 64 << 10        // buffered by the receiver; larger parts are read to their places
+	bufferBytes  = 16 << 10        // buffered by the receiver; larger parts are read to their places
 	readBytes    = 256 << 10       // read at a time, to stay in the core's cache
 )
 
