@@ -27,40 +27,50 @@ func MapFiles(files []*os.File, sizes []int64, layout func(begin []int64) Layout
 			_ = f.Close() // cannot fail for shared memory
 		}
 	}
+	if len(files) == 1 {
+		// The kernel chooses a place that suits the file's pages, which may be large.
+		at, err := mapAt(files[0], sizes[0], nil)
+		if err != nil {
+			closeFiles()
+			return nil, fmt.Errorf("handle 0: %w", err)
+		}
+		return &Memory{
+			Layout: layout(begin), Bytes: unsafe.Slice((*byte)(at), total), File: files[0],
+			Unmap: func() { _ = unix.MunmapPtr(at, uintptr(total)); closeFiles() }, // cannot fail for what was mapped above
+		}, nil
+	}
 	at, err := unix.MmapPtr(-1, 0, nil, uintptr(total), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	if err != nil {
 		closeFiles()
 		return nil, os.NewSyscallError("mmap", err)
 	}
 	unmap := func() { _ = unix.MunmapPtr(at, uintptr(total)) } // cannot fail for what was mapped above
+	defer closeFiles()
 	for i, f := range files {
-		if err := mapAt(f, sizes[i], unsafe.Add(at, begin[i])); err != nil {
+		if _, err := mapAt(f, sizes[i], unsafe.Add(at, begin[i])); err != nil {
 			unmap()
-			closeFiles()
 			return nil, fmt.Errorf("handle %d: %w", i, err)
 		}
 	}
-	m := &Memory{Layout: layout(begin), Bytes: unsafe.Slice((*byte)(at), total), Unmap: unmap}
-	if len(files) > 1 {
-		closeFiles()
-	} else {
-		m.File, m.Unmap = files[0], func() { unmap(); closeFiles() }
-	}
-	return m, nil
+	return &Memory{Layout: layout(begin), Bytes: unsafe.Slice((*byte)(at), total), Unmap: unmap}, nil
 }
 
-// mapAt maps the shared memory in a file, of so many bytes, at a reserved address.
-func mapAt(f *os.File, size int64, at unsafe.Pointer) error {
+// mapAt maps the shared memory in a file, of so many bytes, at a reserved address; at nil, anywhere. It returns the address.
+func mapAt(f *os.File, size int64, at unsafe.Pointer) (unsafe.Pointer, error) {
 	info, err := f.Stat()
 	switch {
 	case err != nil:
-		return err
+		return nil, err
 	case !info.Mode().IsRegular():
-		return fmt.Errorf("a file of mode %v instead of shared memory", info.Mode())
+		return nil, fmt.Errorf("a file of mode %v instead of shared memory", info.Mode())
 	case info.Size() < size:
 		// Access beyond its end would kill this process.
-		return fmt.Errorf("shared memory of %d bytes, less than the %d of its description", info.Size(), size)
+		return nil, fmt.Errorf("shared memory of %d bytes, less than the %d of its description", info.Size(), size)
 	}
-	_, err = unix.MmapPtr(int(f.Fd()), 0, at, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
-	return os.NewSyscallError("mmap", err)
+	flags := unix.MAP_SHARED
+	if at != nil {
+		flags |= unix.MAP_FIXED
+	}
+	at, err = unix.MmapPtr(int(f.Fd()), 0, at, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, flags)
+	return at, os.NewSyscallError("mmap", err)
 }
