@@ -212,10 +212,12 @@ func (a *answer) from(token int) string {
 }
 
 // isBeginningOf reports whether a client that has left has read the beginning of an answer; it may lack the rest of a
-// character. complete says that it has read all of it.
+// character. complete says that it has read all of it. Whether the beginning of a character, "\ufffd", ends the reasoning
+// depends on how vLLM has divided the stream into events, so that is not compared.
 func (a *answer) isBeginningOf(all *answer, complete bool) bool {
-	return slices.Equal(a.ids, all.ids) && strings.HasPrefix(all.text, a.text) && strings.HasPrefix(all.reasoning, a.reasoning) &&
-		(!complete || a.text == all.text && a.finish == all.finish && a.usage == all.usage) && (a.text == "" && !complete || a.reasoning == all.reasoning)
+	reasoning, allReasoning := strings.TrimSuffix(a.reasoning, "\ufffd"), strings.TrimSuffix(all.reasoning, "\ufffd")
+	return slices.Equal(a.ids, all.ids) && strings.HasPrefix(all.text, a.text) && strings.HasPrefix(allReasoning, reasoning) &&
+		(!complete || a.text == all.text && a.finish == all.finish && a.usage == all.usage) && (a.text == "" && !complete || reasoning == allReasoning)
 }
 
 // Play plays a stream with its moves, and compares it with the engine's own answer to the same
