@@ -10,7 +10,7 @@ type Error struct {
 	Message string `json:"message"`
 	Type    string `json:"type"`
 	Param   any    `json:"param"` // the name of a parameter; nil: none
-	Code    any    `json:"code"`  // a name, or the status, which is what engines say
+	Code    any    `json:"code"`  // a name; engines write the status
 }
 
 // NewError returns an error of Cascade's own, whose code is a name.

@@ -1,5 +1,5 @@
-// Package demo says what a comparison of fleets has shown: whether stages formed, what they and the placement of
-// requests saved, and what policies as modules decided.
+// Package demo describes the result of a comparison of fleets: whether stages formed, the savings of stages and of
+// placement, and the decisions of policy modules.
 package demo
 
 import (

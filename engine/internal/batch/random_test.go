@@ -61,7 +61,7 @@ func newPair(t *testing.T, m *model.Model, seed uint64, count map[string]int) *p
 // TestRandomPair runs random loads on two schedulers with small pools. Sequences are aborted, frozen, thawed, dropped,
 // copied in rounds and adopted, prefixes are pulled, and caches reset, with preemption and eviction on both sides. Every
 // text equals the model's own; no block has too many or too few holders at any time; no step exceeds the limits; and
-// what a scheduler notifies of its cache is what it finds.
+// the events of a cache agree with its contents.
 func TestRandomPair(t *testing.T) {
 	m := newModel(t)
 	count := map[string]int{}

@@ -20,7 +20,7 @@ var _ dialect.KV = Dialect{}
 var fields = &openai.Fields{
 	IDs: "return_token_ids",
 	Withheld: []string{"kv_transfer_params", "ec_transfer_params", "request_id",
-		// An engine that has not said yet what it is is spoken to as vLLM: these are those of the others.
+		// SGLang's: an engine of a kind that is not known yet gets vLLM's dialect.
 		"rid", "bootstrap_host", "bootstrap_port", "bootstrap_room", "session_params", "data_parallel_rank",
 		"routed_dp_rank", "disagg_prefill_dp_rank"},
 	Nested: "vllm_xargs", // its members get into the same table as kv_transfer_params

@@ -33,8 +33,8 @@ type settings struct {
 	oracle *oracle                // of these engines; nil means a new one
 }
 
-// oracle knows what an engine answers that was never asked for anything else. Scenes with engines of one configuration
-// can share one, one after another.
+// oracle knows the answers of an engine without earlier requests. Scenes with engines of one configuration can share
+// one, one after another.
 type oracle struct{ answers map[string]answer } // by path and body
 
 // newScene runs a scene until the test ends.
