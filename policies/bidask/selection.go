@@ -42,10 +42,7 @@ func (c *selection) prepare() {
 // addOffer offers a request unless it has a cooldown, no replica is available or there
 // are enough offers. chain lists the stages to try in turn.
 func (c *selection) addOffer(r candidate, cause policies.MigrationCause, chain []int) bool {
-	last := c.sel.cooldowns[r.Request]
-	if last.cause != cause {
-		last = cooldown{}
-	}
+	last := c.sel.cooldowns[offerReason{r.Request, cause}]
 	if len(c.offers) >= c.limit || c.situation.Now < last.until {
 		return false
 	}
@@ -187,8 +184,7 @@ func (c *selection) selectCheaper() {
 		return // what was just offered still counts as running here
 	}
 	movable := slices.DeleteFunc(slices.Clone(c.unsold), func(r candidate) bool {
-		last := c.sel.cooldowns[r.Request]
-		return last.cause == policies.Cheaper && c.situation.Now < last.until || !c.longEnoughHere(r)
+		return c.situation.Now < c.sel.cooldowns[offerReason{r.Request, policies.Cheaper}].until || !c.longEnoughHere(r)
 	})
 	at, to, ok := c.situation.FindMove(movable)
 	if !ok {

@@ -1,12 +1,13 @@
 package bidask
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Defaults of a Config.
+// The defaults of OfferRules.
 const (
 	DefaultCooldown     = policies.Second
 	DefaultSpillPercent = 90 // percent of the KV capacity
@@ -119,13 +120,18 @@ type offer struct {
 //  4. Requests for sale count as gone: a replica never offers more than its excess.
 type selector struct {
 	cfg       OfferRules
-	cooldowns map[string]cooldown
+	cooldowns map[offerReason]cooldown
 	unsold    []candidate // scratch memory of SelectOffers
 }
 
-// cooldown is the delay before a request is offered again.
+// offerReason says which request is offered, and why.
+type offerReason struct {
+	request string
+	cause   policies.MigrationCause
+}
+
+// cooldown is the delay before a request is offered for the same cause again.
 type cooldown struct {
-	cause policies.MigrationCause
 	tries int // consecutive returns
 	until policies.Micros
 }
@@ -147,19 +153,17 @@ func newSelector(c OfferRules) (*selector, error) {
 	if c.SpillPercent == 0 {
 		c.SpillPercent = DefaultSpillPercent
 	}
-	return &selector{cfg: c, cooldowns: make(map[string]cooldown)}, nil
+	return &selector{cfg: c, cooldowns: make(map[offerReason]cooldown)}, nil
 }
 
 // RecordReturn records that a request was not sold.
 func (b *selector) RecordReturn(now policies.Micros, h policies.Migration, why ReturnReason) {
+	reason := offerReason{h.Request, h.Cause}
 	if why == ReturnWithdrawn {
-		delete(b.cooldowns, h.Request)
+		delete(b.cooldowns, reason)
 		return
 	}
-	r := b.cooldowns[h.Request]
-	if r.cause != h.Cause {
-		r = cooldown{cause: h.Cause}
-	}
+	r := b.cooldowns[reason]
 	pause := b.cfg.Cooldown << min(r.tries, maxDoublings)
 	switch h.Cause {
 	case policies.Drain:
@@ -171,7 +175,7 @@ func (b *selector) RecordReturn(now policies.Micros, h policies.Migration, why R
 	}
 	r.tries++
 	r.until = now + pause
-	b.cooldowns[h.Request] = r
+	b.cooldowns[reason] = r
 }
 
 // StillValid reports whether the reason for an offer still holds.
@@ -231,9 +235,5 @@ func (b *selector) forgetDeparted(residents []candidate) {
 	for _, r := range residents {
 		here[r.Request] = true
 	}
-	for id := range b.cooldowns {
-		if !here[id] {
-			delete(b.cooldowns, id)
-		}
-	}
+	maps.DeleteFunc(b.cooldowns, func(r offerReason, _ cooldown) bool { return !here[r.request] })
 }
