@@ -91,8 +91,8 @@ func (c *cascade) scan(f *front) {
 	case f.replica.failed:
 	case c.market:
 		list := f.replica.resident
-		if c.priced {
-			list, s.Priced = c.queue, c.living // in the same order
+		if s.Priced = c.priced; s.Priced {
+			list = c.queue
 		}
 		s.Residents = c.listResidents(list)
 		c.execute(f, f.trader.Scan(c.now(), &s, nil))
@@ -114,8 +114,8 @@ func (c *cascade) listResidents(list []*request) []bidask.Resident {
 			q.id = strconv.FormatUint(q.index, 10)
 		}
 		c.residents = append(c.residents, bidask.Resident{
-			Request:  policies.Request{ID: q.id, Input: q.Input, Output: policies.Tokens(q.tokens)},
-			FrontEnd: c.fronts[q.front].id, Epoch: q.epoch, Since: q.since,
+			Request:  policies.Request{ID: q.id, Input: q.Input, Cached: q.hit, Output: policies.Tokens(q.tokens)},
+			FrontEnd: c.fronts[q.front].id, Epoch: q.epoch, Since: q.since, Waiting: q.resumed,
 		})
 	}
 	return c.residents

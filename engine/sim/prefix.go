@@ -16,7 +16,7 @@ var _ = [1]struct{}{}[trace.BlockTokens-prefix.StepTokens]
 
 const (
 	// maxSummaryAge is the age up to which a peer's summary counts.
-	maxSummaryAge = time.Duration(place.DefaultMaxAge)*time.Microsecond + time.Second
+	maxSummaryAge = time.Duration(place.MaxAge)*time.Microsecond + time.Second
 	blockParts    = trace.BlockTokens / defaultBlockTokens
 )
 

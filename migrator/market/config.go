@@ -30,7 +30,6 @@ type Network interface {
 const (
 	defaultScan    = 100 * time.Millisecond
 	defaultSummary = time.Second
-	defaultMaxAge  = 3 * defaultSummary
 	defaultRefine  = time.Second
 	maxMailbox     = 1 << 12 // waiting messages of peers; further ones are dropped
 )
@@ -40,8 +39,8 @@ const (
 type Config struct {
 	// Self is this replica. Required.
 	Self policies.ReplicaID
-	// Machine configures the market's rules. New fills in Self, and sets First from the present
-	// time if it is 0.
+	// Machine configures the market's rules. New fills in Self, and sets FirstDeal from the
+	// present time if it is 0.
 	Machine bidask.Rules
 	// Executor and Network execute the machine's actions. Required.
 	Executor Executor
@@ -86,27 +85,19 @@ type Config struct {
 	// two; sellers prefer cheap peers. The estimate is called under locks: it takes none, and does no I/O. nil: all
 	// peers cost the same.
 	MigrationCost func() func(to policies.ReplicaID, length policies.Tokens) policies.Micros
-	// BucketEdges, Cooldown and SpillPercent are the fields of bidask.OfferRules.
+	// BucketEdges and SpillPercent are the fields of bidask.OfferRules.
 	BucketEdges  []policies.Tokens
-	Cooldown     time.Duration
 	SpillPercent int
 	// KeepRequests makes the replica sell nothing: new requests are placed by load, and run
 	// where they began.
 	KeepRequests bool
-	// MaxOffers bounds the number of requests for sale at a time. If it exceeds the number of
-	// concurrent transfers, the market continues while transfers run. 0 means 16.
-	MaxOffers int
 	// ScanInterval is the time between two scans of the residents; 0 means 100 ms.
 	ScanInterval time.Duration
-	// SummaryInterval is the time between two summaries of this replica's load, each sent to
-	// SampleSize random peers of its stage, of the stage before it and of all others. The market
-	// ignores summaries and stage means older than SummaryMaxAge, which is a few times as long. 0 means 1 s, 8 and 3 s.
-	SummaryInterval, SummaryMaxAge time.Duration
-	SampleSize                     int
+	// SummaryInterval is the time between two summaries of this replica's load, each sent to a sample
+	// of its peers (place.Peers.SampleNeighbours). It is well below place.MaxAge. 0 means 1 s.
+	SummaryInterval time.Duration
 	// RefineInterval is the time between two proposals; 0 means 1 s.
 	RefineInterval time.Duration
-	// Seed seeds the random choices.
-	Seed uint64
 	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 }
@@ -119,8 +110,8 @@ func (c Config) validate() (Config, error) {
 		return c, fmt.Errorf("market of %s: Executor and Network are required", c.Self)
 	case c.Residents == nil || c.Load == nil:
 		return c, fmt.Errorf("market of %s: Residents and Load are required; use the front end's", c.Self)
-	case c.Capacity < 0 || c.MaxOffers < 0 || c.SampleSize < 0:
-		return c, fmt.Errorf("market of %s: Capacity, MaxOffers and SampleSize must not be negative", c.Self)
+	case c.Capacity < 0:
+		return c, fmt.Errorf("market of %s: Capacity must not be negative", c.Self)
 	}
 	if c.Refiner != nil {
 		if err := c.QoE.Validate(); err != nil {
@@ -133,8 +124,7 @@ func (c Config) validate() (Config, error) {
 		or    time.Duration
 	}{
 		{"ScanInterval", &c.ScanInterval, defaultScan}, {"SummaryInterval", &c.SummaryInterval, defaultSummary},
-		{"RefineInterval", &c.RefineInterval, defaultRefine}, {"SummaryMaxAge", &c.SummaryMaxAge, defaultMaxAge},
-		{"Cooldown", &c.Cooldown, 0}, // bidask has the default
+		{"RefineInterval", &c.RefineInterval, defaultRefine},
 	} {
 		if *d.value < 0 {
 			return c, fmt.Errorf("market of %s: %s %v must not be negative", c.Self, d.name, *d.value)
@@ -142,9 +132,6 @@ func (c Config) validate() (Config, error) {
 		if *d.value == 0 {
 			*d.value = d.or
 		}
-	}
-	if c.SampleSize == 0 {
-		c.SampleSize = place.DefaultSampleSize
 	}
 	if c.Ready == nil {
 		c.Ready = func() bool { return true }

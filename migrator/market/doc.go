@@ -15,6 +15,6 @@
 //     wait: the machine tolerates that.
 //  3. The Executor handles a request whose transfer runs: only the machine's own deadlines
 //     and a lost peer ask it to stop.
-//  4. Unsolicited messages are bounded: SampleSize summaries each SummaryInterval, and what
+//  4. Unsolicited messages are bounded: summaries to a sample of peers each SummaryInterval, and what
 //     the machine guarantees for an offer.
 package market

@@ -34,7 +34,6 @@ type fleet struct {
 	begun   time.Time
 	edges   []policies.Tokens
 	config  bidask.Rules
-	rest    time.Duration
 	// distance returns the distance of two replicas; nil: all distances are equal.
 	distance func(from, to policies.ReplicaID) policies.Micros
 
@@ -92,7 +91,7 @@ func newFleet(t *testing.T, n int, change func(*fleet)) *fleet {
 		m, err := New(Config{
 			MigrationCost: func() func(policies.ReplicaID, policies.Tokens) policies.Micros { return distance },
 			Self:          id, Machine: w.config, Executor: r, Network: r, Residents: r.residents, Load: r.load, Capacity: capacity,
-			Detector: bidask.Detector{}, Placer: place.Policy{}, BucketEdges: w.edges, Cooldown: w.rest, Seed: uint64(i),
+			Detector: bidask.Detector{}, Placer: place.Policy{}, BucketEdges: w.edges,
 		})
 		testkit.NoError(t, err)
 		r.Market = m
@@ -183,7 +182,7 @@ func (r *replica) residents() []frontend.LocalLeg {
 	for _, q := range r.requests {
 		out = append(out, frontend.LocalLeg{
 			Request: policies.Request{ID: q.id, Input: 1, Output: policies.Tokens(r.w.present(q)) - 1, MaxOutput: 1 << 20},
-			Epoch:   q.epoch, Pinned: q.fixed, Since: q.since,
+			Epoch:   q.epoch, Pinned: q.fixed, Since: q.since, Last: q.since,
 		})
 	}
 	return out

@@ -10,6 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/balance"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/place"
 	"github.com/cascadeinfer/cascade/policies/prefix"
@@ -30,7 +31,7 @@ type View struct {
 	Retired bool
 	// StageMean is the mean of Load.Held over this replica's stage as of MeanAt, as the control
 	// plane knows it; a zero MeanAt: unknown. It is used while the peers' summaries give none,
-	// up to Config.SummaryMaxAge.
+	// up to place.MaxAge.
 	StageMean policies.Tokens
 	MeanAt    time.Time
 	// Refine is the input of the Refiner; nil while boundaries are not refined.
@@ -123,15 +124,15 @@ func New(cfg Config) (*Market, error) {
 	if err != nil {
 		return nil, err
 	}
+	seed := balance.Hash(string(cfg.Self)) // replicas that chose alike would all choose the same peers
 	p := &peers{view: place.NewPeers(place.PeersConfig{
-		Self: cfg.Self, Placer: cfg.Placer, Prefill: cfg.Prefill, MaxAge: micros(cfg.SummaryMaxAge),
-		SampleSize: cfg.SampleSize, Engine: cfg.Engine, CopySeconds: cfg.CopySeconds, Reprompt: cfg.Reprompt, Seed: cfg.Seed,
+		Self: cfg.Self, Placer: cfg.Placer, Prefill: cfg.Prefill, Engine: cfg.Engine, CopySeconds: cfg.CopySeconds, Reprompt: cfg.Reprompt, Seed: seed,
 	})}
 	t, err := bidask.NewTrader(bidask.TraderConfig{
 		OfferRules: bidask.OfferRules{
-			Self: cfg.Self, Detector: cfg.Detector, BucketEdges: cfg.BucketEdges, Cooldown: micros(cfg.Cooldown), SpillPercent: cfg.SpillPercent,
+			Self: cfg.Self, Detector: cfg.Detector, BucketEdges: cfg.BucketEdges, SpillPercent: cfg.SpillPercent,
 		},
-		Peers: p, Machine: cfg.Machine, KeepRequests: cfg.KeepRequests, MaxOffers: cfg.MaxOffers, MigrationCost: cfg.MigrationCost, Seed: cfg.Seed,
+		Peers: p, Machine: cfg.Machine, KeepRequests: cfg.KeepRequests, MigrationCost: cfg.MigrationCost, Seed: seed,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("market of %s: %w", cfg.Self, err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -36,7 +35,7 @@ func good(residents ...frontend.LocalLeg) Config {
 // stage; b is the next stage.
 func newTwoStages(t *testing.T, change func(*Config)) (*Market, *discard) {
 	t.Helper()
-	c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
+	c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 5000, Output: 1}, Last: time.Now()})
 	network := c.Network.(*discard)
 	change(&c)
 	m := testkit.Must(New(c))
@@ -52,8 +51,8 @@ func TestConfig(t *testing.T) {
 	for field, change := range map[string]func(*Config){
 		"Self": func(c *Config) { c.Self = "" }, "Executor": func(c *Config) { c.Executor = nil }, "Network": func(c *Config) { c.Network = nil },
 		"Residents": func(c *Config) { c.Residents = nil }, "Load": func(c *Config) { c.Load = nil }, "Capacity": func(c *Config) { c.Capacity = -1 },
-		"MaxOffers": func(c *Config) { c.MaxOffers = -1 }, "ScanInterval": func(c *Config) { c.ScanInterval = -1 }, "SummaryMaxAge": func(c *Config) { c.SummaryMaxAge = -1 },
-		"QoE": func(c *Config) { c.Refiner = partition.PaperRefiner{} }, "MaxConcurrentSends": func(c *Config) { c.Machine.MaxConcurrentSends = -1 }, "SpillPercent": func(c *Config) { c.SpillPercent = -1 },
+		"ScanInterval": func(c *Config) { c.ScanInterval = -1 }, "QoE": func(c *Config) { c.Refiner = partition.PaperRefiner{} },
+		"MaxConcurrentSends": func(c *Config) { c.Machine.MaxConcurrentSends = -1 }, "SpillPercent": func(c *Config) { c.SpillPercent = -1 },
 	} {
 		c := good()
 		change(&c)
@@ -195,39 +194,7 @@ func TestDoesNotReceive(t *testing.T) {
 	}
 }
 
-// TestBidsByMeasuredThroughput checks that the start in a bid is what has been won and not yet
-// received, at the rate that this replica's transfers have had.
-func TestBidsByMeasuredThroughput(t *testing.T) { synctest.Test(t, testBidsByMeasuredThroughput) }
-
-func testBidsByMeasuredThroughput(t *testing.T) {
-	m, network := newTwoStages(t, func(c *Config) { c.Capacity = 1 << 20 })
-	ask := func(what string, want policies.Micros) {
-		t.Helper()
-		m.scan()
-		network.sent = nil
-		m.Receive("b", &api.Market{Kind: uint32(bidask.Ask), Seller: "b", Number: 9, Handover: &api.Handover{Request: "p", Length: 5, Cause: 1}})
-		m.drainMailbox()
-		if bid := network.sent[0].GetMarket(); bid.GetKind() != uint32(bidask.Bid) || bid.GetStartMicros() != int64(want) {
-			t.Errorf("%s: %v, want a bid that starts in %d µs", what, bid, want)
-		}
-	}
-	m.scan()
-	m.Receive("b", &api.Market{Kind: uint32(bidask.Confirm), Seller: "b", Number: 7, Handover: &api.Handover{Request: "q2", Length: 20_000, Cause: 1}})
-	m.drainMailbox()
-	ask("nothing measured", policies.Micros(20_000*policies.Tokens(policies.Second)/bidask.DefaultThroughput))
-	m.Notify(bidask.Event{Kind: bidask.Reserved, Deal: bidask.Deal{Seller: "b", Number: 7}})
-	m.Receive("b", &api.Market{Kind: uint32(bidask.Grant), Seller: "b", Number: 7})
-	m.drainMailbox()
-	m.Receive("b", &api.Market{Kind: uint32(bidask.Confirm), Seller: "b", Number: 8, Handover: &api.Handover{Request: "q3", Length: 20_000, Cause: 1}})
-	m.drainMailbox()
-	time.Sleep(5 * time.Second)
-	m.Notify(bidask.Event{Kind: bidask.TransferDone, Deal: bidask.Deal{Seller: "b", Number: 7}})
-	m.drainMailbox()
-	ask("20,000 tokens in five seconds", 5*policies.Second)
-}
-
-// TestOccupancyByEngine checks that bids, summaries and spills follow the KV that the engine
-// reports, of the size that it reports; and outliers the lengths, which cost it time.
+// TestOccupancyByEngine checks that summaries have the size of the KV cache that the engine reports.
 func TestOccupancyByEngine(t *testing.T) {
 	load := policies.Load{Held: 22_549, Promised: 10, Engine: policies.EngineLoad{Capacity: 8192, KVUsed: 4000}}
 	m, network := newTwoStages(t, func(c *Config) { c.Capacity, c.Load = 1<<20, func() policies.Load { return load } })

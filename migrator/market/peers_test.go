@@ -18,10 +18,10 @@ import (
 )
 
 // TestMeanOfStage checks by which mean a replica knows that it is overloaded: that of its peers'
-// summaries, else the control plane's, and none that is older than SummaryMaxAge.
+// summaries, else the control plane's, and none that is older than place.MaxAge.
 func TestMeanOfStage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 100, Output: 1}}, frontend.LocalLeg{Request: policies.Request{ID: "p", Input: 900, Output: 1}})
+		c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 100, Output: 1}, Last: time.Now()}, frontend.LocalLeg{Request: policies.Request{ID: "p", Input: 900, Output: 1}, Last: time.Now()})
 		c.Load, c.Detector, c.Capacity = func() policies.Load { return policies.Load{Held: 1002} }, bidask.Detector{}, 1<<20
 		m := testkit.Must(New(c))
 		view := View{
@@ -126,7 +126,7 @@ func TestProposalBySequences(t *testing.T) {
 // gets its running requests.
 func TestSummariesToNeighbours(t *testing.T) {
 	for _, refines := range []bool{false, true} {
-		c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 100, Output: 11}})
+		c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 100, Output: 11}, Last: time.Now()})
 		sent := make(map[policies.ReplicaID]*api.Summary)
 		c.Network = network(func(to policies.ReplicaID, e *api.Envelope) { sent[to] = e.GetSummary() })
 		if refines {

@@ -21,7 +21,7 @@ type arrivals struct {
 const maxArrivals = 256
 
 // LegBegan implements frontend.LegObserver: from now on the request counts in the prices of this replica, here
-// and, within Config.ArrivalsInterval, at its peers.
+// and, within arrivalsInterval, at its peers.
 func (m *Market) LegBegan(leg *frontend.LocalLeg) {
 	if m.cfg.Engine == nil {
 		return
@@ -62,6 +62,8 @@ func (m *Market) resident(leg *frontend.LocalLeg) place.Resident {
 	return place.Resident{
 		Input: r.Input, Cached: r.Cached, Output: r.Output, MaxOutput: r.MaxOutput, Sequences: r.Sequences,
 		Arrived: micros(leg.Since.Sub(m.start)),
+		// It came from a lost engine: the KV of its prompt and of what it has generated is computed here.
+		Prefilling: leg.Last.IsZero(),
 	}
 }
 

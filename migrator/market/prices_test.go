@@ -2,6 +2,7 @@ package market
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"testing"
 	"testing/synctest"
@@ -48,14 +49,16 @@ func pricedMarket(t *testing.T, network *sentTo, legs func() []frontend.LocalLeg
 }
 
 // TestPeersLearnOfArrivals checks that an accepted request is sent to the peers at once, but not to the front end that it
-// came from, and that a summary has what the replica has.
+// came from, and that a summary has what the replica has. A request whose engine was lost waits, although it has
+// generated tokens elsewhere.
 func TestPeersLearnOfArrivals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		now := time.Now()
 		running := frontend.LocalLeg{Name: "x", Request: policies.Request{Input: 100, Output: 20}, Since: now, Last: now}
 		waiting := frontend.LocalLeg{Name: "y", FrontEnd: "b", Request: policies.Request{Input: 3000, Cached: 500}, Since: now.Add(time.Millisecond)}
+		rescued := frontend.LocalLeg{Name: "z", Request: policies.Request{Input: 7000, Output: 50}, Since: now.Add(2 * time.Millisecond)}
 		var sent sentTo
-		m := pricedMarket(t, &sent, func() []frontend.LocalLeg { return []frontend.LocalLeg{waiting, running} })
+		m := pricedMarket(t, &sent, func() []frontend.LocalLeg { return []frontend.LocalLeg{rescued, waiting, running} })
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- m.Run(ctx) }()
@@ -65,22 +68,27 @@ func TestPeersLearnOfArrivals(t *testing.T) {
 		}()
 		synctest.Wait()
 		m.LegBegan(&waiting)
+		m.LegBegan(&rescued)
 		time.Sleep(arrivalsInterval + time.Millisecond)
 		synctest.Wait()
-		if len(sent.arrivals["b"]) != 0 || len(sent.arrivals["c"]) != 1 || len(sent.arrivals["c"][0].Requests) != 1 {
-			t.Fatalf("arrivals from b are sent to %v", sent.arrivals)
+		b, c := sent.arrivals["b"], sent.arrivals["c"]
+		if len(b) != 1 || len(b[0].Requests) != 1 || len(c) != 1 || len(c[0].Requests) != 2 {
+			t.Fatalf("an arrival from b and one from here are sent to %v", sent.arrivals)
 		}
-		if w := sent.arrivals["c"][0].Requests[0]; w.Length != 3000 || w.Cached != 500 || w.Output != int64(place.DefaultOutput) {
+		if w := c[0].Requests[0]; w.Length != 3000 || w.Cached != 500 || w.Output != int64(place.DefaultOutput) {
 			t.Errorf("%+v", w)
+		}
+		if w := b[0].Requests[0]; w.Length != 7050 || w.FirstWeight != 0 {
+			t.Errorf("a request whose engine was lost, and which is computed again: %+v", w)
 		}
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
 		s := sent.summary
-		if len(s.GetGroups()) != 1 || s.Groups[0].Length != 120 || len(s.GetPrompts()) != 1 || s.Prompts[0].Length != 3000 {
+		if len(s.GetGroups()) != 1 || s.Groups[0].Length != 120 || len(s.GetPrompts()) != 2 || s.Prompts[0].Length != 3000 || s.Prompts[1].Length != 7050 {
 			t.Errorf("the summary says %v", s)
 		}
 		const typical = 8e-3 + 6e-8*16*1024
-		if state, ok := decodeState(m.now(), s); !ok || len(state.Running) != 1 || len(state.Waiting) != 1 || math.Abs(state.Iteration-typical) > 1e-6 {
+		if state, ok := decodeState(m.now(), s); !ok || len(state.Running) != 1 || len(state.Waiting) != 2 || math.Abs(state.Iteration-typical) > 1e-6 {
 			t.Errorf("a peer reads %+v, %v", state, ok)
 		}
 	})
@@ -171,6 +179,35 @@ func TestPeerWithoutStateIsNotIdle(t *testing.T) {
 		}
 	})
 }
+
+// TestReplicasChooseDifferentPeers checks that the replicas of a fleet choose at random independently of each other:
+// their summaries reach most replicas of a large stage, and not the same few.
+func TestReplicasChooseDifferentPeers(t *testing.T) {
+	var view View
+	stage := policies.Stage{High: policies.Unbounded}
+	for i := range 200 {
+		id := policies.ReplicaID(fmt.Sprint("r", i))
+		stage.Replicas = append(stage.Replicas, id)
+		view.Peers = append(view.Peers, policies.Replica{ID: id, Peer: string(id)})
+	}
+	view.Plan.Stages = []policies.Stage{stage}
+	reached := make(receivers)
+	for _, id := range stage.Replicas[:50] {
+		c := good()
+		c.Self, c.Network = id, reached
+		m := testkit.Must(New(c))
+		m.SetView(view)
+		m.sendSummaries()
+	}
+	if len(reached) < 150 {
+		t.Errorf("50 replicas have sent summaries to %d of 200 replicas", len(reached))
+	}
+}
+
+// receivers is the set of peers to which something was sent.
+type receivers map[policies.ReplicaID]bool
+
+func (r receivers) Send(to policies.ReplicaID, _ *api.Envelope) { r[to] = true }
 
 type noExecutor struct{}
 

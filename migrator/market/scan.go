@@ -24,23 +24,20 @@ func (m *Market) measure() *bidask.Situation {
 	legs := m.cfg.Residents()
 	s := &bidask.Situation{
 		Load: m.cfg.Load(), Capacity: m.cfg.Capacity, Ready: m.cfg.Ready(), CanReceive: m.cfg.CanReceive(),
-		Draining: view.Draining, Retired: view.Retired, Plan: view.Plan, Mean: view.StageMean,
-		MeanKnown: !view.MeanAt.IsZero() && m.now()-micros(view.MeanAt.Sub(m.start)) <= micros(m.cfg.SummaryMaxAge),
+		Draining: view.Draining, Retired: view.Retired, Plan: view.Plan, Mean: view.StageMean, Priced: m.cfg.Engine != nil,
+		MeanKnown: !view.MeanAt.IsZero() && m.now()-micros(view.MeanAt.Sub(m.start)) <= place.MaxAge,
 	}
-	m.updateOwnState(legs, s.Load) // sorts them
+	m.updateOwnState(legs, s.Load)
 	m.residents = m.residents[:0]
 	m.peers.do(func(v *place.Peers) {
 		for i := range legs {
 			leg := &legs[i]
 			m.residents = append(m.residents, bidask.Resident{
 				Request: leg.Request, FrontEnd: leg.FrontEnd, Pinned: leg.Pinned, Epoch: leg.Epoch,
-				Since: micros(leg.Since.Sub(m.start)), CanRunOn: v.ServesModel(leg.Request.Model),
+				Since: micros(leg.Since.Sub(m.start)), Waiting: leg.Last.IsZero(), CanRunOn: v.ServesModel(leg.Request.Model),
 			})
 		}
 	})
-	if m.cfg.Engine != nil {
-		s.Priced = m.living
-	}
 	s.Residents, m.leaving = m.residents, s.Leaving()
 	return s
 }

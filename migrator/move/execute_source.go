@@ -74,7 +74,7 @@ func (m *Executor) beginExport(a bidask.Action) {
 	}
 	r, ok := m.findResident(a.Migration.Request)
 	if !ok {
-		m.cfg.Notify(bidask.Event{Kind: bidask.TransferFailed, Deal: a.Deal})
+		m.cfg.Notify(bidask.Event{Kind: bidask.TransferFailed, Deal: a.Deal, Over: true})
 		return
 	}
 	m.exports[a.Deal] = &exportJob{leg: r.Name, peer: a.Peer}

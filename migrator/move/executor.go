@@ -326,7 +326,7 @@ func (m *Executor) endMigration(a Action) {
 		m.log.Info("migration ended", "migration", ended.ID, "role", ended.Role, "request", ended.Request, "from", ended.From, "to", ended.To, "mode", ended.Mode,
 			"state", ended.State, "rounds", ended.Rounds, "tokens", ended.Tokens, "stall", ended.Stall, "failure", ended.Failure)
 	}
-	m.cfg.Notify(bidask.Event{Kind: kind, Deal: a.Deal, Over: a.Failure == RequestEnded || a.Failure == Withdrawn})
+	m.cfg.Notify(bidask.Event{Kind: kind, Deal: a.Deal, Over: a.Failure == RequestEnded || a.Failure == Withdrawn && k.role == target})
 }
 
 // Migrations returns the running migrations of which this replica is source or target, then the

@@ -35,9 +35,8 @@ type Rules struct {
 	MaxConcurrentSends, MaxConcurrentReceives int
 	// MaxSkips is how often a buyer accepts Busy before it sends Starving. 0 means 3.
 	MaxSkips int
-	// MaxOffers bounds the open sales, MaxWins the wins that have not arrived. 0 means 256
-	// and 64.
-	MaxOffers, MaxWins int
+	// MaxWins bounds the wins that have not arrived. 0 means 64.
+	MaxWins int
 	// BidTimeout is how long a seller collects bids. AnswerTimeout is how long a replica
 	// waits for another's answer, or holds a promised slot. Both must exceed a round
 	// trip. 0 means 100 ms and 200 ms.
@@ -75,7 +74,7 @@ func (c Rules) complete() (Rules, error) {
 	}
 	for _, err := range [...]error{
 		setDefault("MaxConcurrentSends", &c.MaxConcurrentSends, 4), setDefault("MaxConcurrentReceives", &c.MaxConcurrentReceives, 4),
-		setDefault("BalancePercent", &c.BalancePercent, 75), setDefault("MaxSkips", &c.MaxSkips, 3), setDefault("MaxOffers", &c.MaxOffers, 256), setDefault("MaxWins", &c.MaxWins, 64),
+		setDefault("BalancePercent", &c.BalancePercent, 75), setDefault("MaxSkips", &c.MaxSkips, 3), setDefault("MaxWins", &c.MaxWins, 64),
 		setDefault("BidTimeout", &c.BidTimeout, 100*policies.Millisecond), setDefault("AnswerTimeout", &c.AnswerTimeout, 200*policies.Millisecond),
 		setDefault("RetryDelay", &c.RetryDelay, 5*policies.Millisecond), setDefault("PromiseTimeout", &c.PromiseTimeout, policies.Second),
 		setDefault("Lease", &c.Lease, 10*policies.Second), setDefault("TransferTimeout", &c.TransferTimeout, 30*policies.Second),

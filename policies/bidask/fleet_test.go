@@ -215,7 +215,7 @@ func (c *simulation) simulate() {
 }
 
 func (c *simulation) trader(name string) *trader {
-	cfg := bidask.Rules{Self: policies.ReplicaID(name), Sample: c.rule.sample, MaxOffers: 1 << 12, MaxWins: 1 << 12, MaxConcurrentSends: c.slots, MaxConcurrentReceives: c.slots}
+	cfg := bidask.Rules{Self: policies.ReplicaID(name), Sample: c.rule.sample, MaxWins: 1 << 12, MaxConcurrentSends: c.slots, MaxConcurrentReceives: c.slots}
 	if c.rule.paper {
 		cfg.Selector = bidask.Paper{}
 	}

@@ -82,7 +82,7 @@ func newMarket(seed uint64, f faults, slots int) *market {
 
 // boot starts a new machine for a node.
 func (m *market) boot(n *node, slots int) {
-	c := bidask.Rules{Self: n.id, FirstDeal: uint64(n.life) << 32, MaxConcurrentSends: slots, MaxConcurrentReceives: slots, Sample: 1 + m.rng.IntN(4), MaxWins: 8, MaxOffers: 12, MaxSkips: 1 + m.rng.IntN(3)}
+	c := bidask.Rules{Self: n.id, FirstDeal: uint64(n.life) << 32, MaxConcurrentSends: slots, MaxConcurrentReceives: slots, Sample: 1 + m.rng.IntN(4), MaxWins: 8, MaxSkips: 1 + m.rng.IntN(3)}
 	if m.rng.IntN(2) == 0 {
 		c.Selector, c.WaitForPromise = bidask.Paper{}, m.rng.IntN(2) == 0
 	}
@@ -157,7 +157,7 @@ func (m *market) do(n *node, a bidask.Action) {
 		m.must(x == nil || x.exported == reported && !x.committed, "%v is returned under its transfer", a.Deal)
 		delete(n.offers, a.Deal)
 		if m.faultless {
-			m.must(a.Reason == bidask.ReturnNoCandidates || a.Reason == bidask.ReturnTooManyOffers || a.Reason == bidask.ReturnNoBids || a.Reason == bidask.ReturnRejected, "%v is returned: %v", a.Deal, a.Reason)
+			m.must(a.Reason == bidask.ReturnNoCandidates || a.Reason == bidask.ReturnNoBids || a.Reason == bidask.ReturnRejected, "%v is returned: %v", a.Deal, a.Reason)
 		}
 		m.must(m.owner[a.Migration.Request] == n || m.owner[a.Migration.Request] == nil, "%s returns %s, which it sold", n.id, a.Migration.Request)
 		m.ends++

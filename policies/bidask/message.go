@@ -89,7 +89,7 @@ type Event struct {
 	Deal    Deal
 	Peer    policies.ReplicaID
 	// Over says, with TransferFailed, that the request had ended or was no longer for sale:
-	// the failure says nothing of the two replicas. The machine ignores it.
+	// the failure says nothing of the two replicas, and is not counted. The machine ignores it.
 	Over bool
 	// Occupancy as measured; its Incoming is ignored, because the machine computes it.
 	Occupancy policies.Occupancy
@@ -129,10 +129,9 @@ const (
 	ReturnPeerGone                               // the buyer is gone
 	ReturnTransferFailed                         // the transfer failed
 	ReturnWithdrawn                              // the request ended
-	ReturnTooManyOffers                          // too many offers
 )
 
-var whyNames = [...]string{"", "no candidates", "no bids", "rejected", "dropped", "expired", "peer gone", "transfer failed", "withdrawn", "too many offers"}
+var whyNames = [...]string{"", "no candidates", "no bids", "rejected", "dropped", "expired", "peer gone", "transfer failed", "withdrawn"}
 
 // String names the reason, for logs and metrics.
 func (w ReturnReason) String() string {

@@ -175,7 +175,7 @@ func TestSample(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	for _, bad := range []string{
-		"Self=", "Sample=-2", "MaxConcurrentSends=-1", "MaxConcurrentReceives=-1", "MaxSkips=-1", "MaxOffers=-1", "MaxWins=-1",
+		"Self=", "Sample=-2", "MaxConcurrentSends=-1", "MaxConcurrentReceives=-1", "MaxSkips=-1", "MaxWins=-1",
 		"BidTimeout=-1", "AnswerTimeout=-1", "RetryDelay=-1", "PromiseTimeout=-1", "Lease=-1", "TransferTimeout=-1",
 	} {
 		c := bidask.Rules{Self: "a"}
@@ -210,7 +210,7 @@ func TestBrokenSelector(t *testing.T) {
 func TestNames(t *testing.T) {
 	for k := bidask.Ask; k <= bidask.Drop; k++ {
 		if k.String() == "unknown" || k <= bidask.MessageKind(bidask.Return) && bidask.ActionKind(k).String() == "unknown" ||
-			k <= bidask.MessageKind(bidask.ReturnTooManyOffers) && bidask.ReturnReason(k).String() == "unknown" {
+			k <= bidask.MessageKind(bidask.ReturnWithdrawn) && bidask.ReturnReason(k).String() == "unknown" {
 			t.Errorf("message, action or reason %d has no name", k)
 		}
 	}

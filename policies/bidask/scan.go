@@ -15,6 +15,8 @@ type Resident struct {
 	Pinned   policies.PinReason
 	Epoch    policies.Epoch
 	Since    policies.Micros // when it arrived here
+	// Waiting says that it has no token here yet: what it has generated elsewhere is computed again.
+	Waiting bool
 	// CanRunOn reports whether a replica can run it; nil: all can.
 	CanRunOn func(policies.ReplicaID) bool
 }
@@ -36,9 +38,9 @@ type Situation struct {
 	Mean      policies.Tokens
 	MeanKnown bool
 	Residents []Resident
-	// Priced are the Residents as prices count them, in the same order; nil: none moves because it costs less
-	// elsewhere. Scan sets their Leaving.
-	Priced []place.Resident
+	// Priced says that Peers has prices: requests move because they cost less elsewhere, and not because others hold
+	// fewer tokens.
+	Priced bool
 }
 
 // KVCapacity returns the size of the KV cache: by the engine's report, else by Capacity.
@@ -64,14 +66,14 @@ func (t *Trader) Scan(now policies.Micros, in *Situation, out []Action) []Action
 	}
 	s.Mean, s.MeanKnown = t.StageMean(now, in)
 	here := t.listResidents(s, in.Residents)
-	if in.Priced != nil {
+	if in.Priced {
 		s.FindMove = func(movable []candidate) (int, policies.ReplicaID, bool) { return t.findMove(now, in, movable) }
 	}
 	out = t.cancelStaleSales(s, here, out)
 	if !in.Ready || t.cfg.KeepRequests {
 		return out
 	}
-	for _, o := range t.selector.SelectOffers(s, t.cfg.MaxOffers-len(t.sales)) {
+	for _, o := range t.selector.SelectOffers(s, maxOffers-len(t.sales)) {
 		t.sales[o.Handover.Request] = &forSale{migration: o.Handover}
 		t.counts.Offered[o.Handover.Cause]++
 		out = t.Step(Event{Kind: Offered, Now: now, Migration: o.Handover, Candidates: o.Candidates, Costs: t.migrationCosts(o), Seed: t.rng.Uint64()}, out)
@@ -81,15 +83,19 @@ func (t *Trader) Scan(now policies.Micros, in *Situation, out []Action) []Action
 
 // findMove returns which of the movable requests saves most where it moves, and where that is.
 func (t *Trader) findMove(now policies.Micros, in *Situation, movable []candidate) (int, policies.ReplicaID, bool) {
+	t.priced, t.movable = t.priced[:0], t.movable[:0]
 	for i := range in.Residents {
-		in.Priced[i].Leaving = t.sales[in.Residents[i].Request.ID] != nil
+		r := &in.Residents[i]
+		t.priced = append(t.priced, place.Resident{
+			Input: r.Request.Input, Cached: r.Request.Cached, Output: r.Request.Output, MaxOutput: r.Request.MaxOutput,
+			Sequences: r.Request.Sequences, Arrived: r.Since, Prefilling: r.Waiting, Leaving: t.sales[r.Request.ID] != nil,
+		})
 	}
-	t.movable = t.movable[:0]
 	for i := range movable {
 		t.movable = append(t.movable, movable[i].Resident)
 	}
 	move, ok := t.cfg.Peers.FindMove(now, place.MoveQuery{
-		Residents: in.Priced, Movable: t.movable, Takes: t.presentCost(),
+		Residents: t.priced, Movable: t.movable, Takes: t.presentCost(),
 		CanRunOn: func(i int, to policies.ReplicaID) bool {
 			can := in.Residents[i].CanRunOn
 			return can == nil || can(to)
@@ -154,7 +160,7 @@ func (t *Trader) listResidents(s *stageView, residents []Resident) map[string]bo
 		if here != nil {
 			here[id] = true
 		}
-		if until, ok := t.departed[id]; ok && s.Now < until || r.Request.Output == 0 {
+		if until, ok := t.departed[id]; ok && s.Now < until || r.Waiting || r.Request.Output == 0 {
 			continue
 		}
 		s.Residents = append(s.Residents, candidate{

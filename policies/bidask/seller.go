@@ -40,10 +40,6 @@ func (m *Machine) addSale(ev Event) {
 	}
 	s := &sale{deal: Deal{m.config.Self, m.number}, migration: ev.Migration}
 	m.number++
-	if len(m.sales) >= m.config.MaxOffers {
-		m.emitReturn(s, ReturnTooManyOffers)
-		return
-	}
 	s.candidates, s.costs = m.chooseCandidates(ev)
 	if s.costs != nil {
 		s.asked = s.candidates

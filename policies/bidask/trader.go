@@ -1,15 +1,15 @@
 package bidask
 
 import (
-	"cmp"
 	"math/rand/v2"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/place"
 )
 
-// DefaultMaxOffers is the default of Config.MaxOffers.
-const DefaultMaxOffers = 16
+// maxOffers bounds the number of requests for sale at a time, those that are being transferred included. It is above
+// the number of concurrent transfers: else no deal would be made while they run.
+const maxOffers = 16
 
 // departedRetention is how long a request that has left is ignored among the residents: the
 // front end may list it for another moment. Once it is off that list, it is forgotten at once.
@@ -43,10 +43,6 @@ type TraderConfig struct {
 	// KeepRequests makes the replica offer nothing: its requests end where they run. Its load
 	// still places new requests, and it still buys what others offer.
 	KeepRequests bool
-	// MaxOffers bounds the number of requests for sale at a time, those that are being
-	// transferred included. Set it above the limit of concurrent transfers: else no deal is made
-	// while they run. 0 means DefaultMaxOffers.
-	MaxOffers int
 	// MigrationCost returns the present estimate of how long so many tokens take to a peer over the link between the
 	// two; sellers prefer cheap peers. The estimate is called under locks: it takes none, and does no I/O. nil: all
 	// peers cost the same.
@@ -76,7 +72,7 @@ type forSale struct {
 // other actions as the package comment specifies.
 //
 // Invariant: a request is for sale at most once, only while it runs here, and at most
-// MaxOffers are for sale at a time.
+// maxOffers are for sale at a time.
 //
 // It is not safe for concurrent use.
 type Trader struct {
@@ -91,7 +87,8 @@ type Trader struct {
 	throughput throughputMeter
 	occupancy  policies.Occupancy // as last measured
 	residents  []candidate        // scratch memory of Scan
-	movable    []int              // and of findMove
+	priced     []place.Resident   // and of findMove
+	movable    []int
 	counts     Counts
 }
 
@@ -99,21 +96,21 @@ type Trader struct {
 type Counts struct {
 	// Offered, MovedOut and FailedOut count, by cause, requests that were offered, that left,
 	// and whose transfer failed. MovedIn and FailedIn count those that arrived and those that
-	// did not.
+	// did not. Requests that ended during their transfer count as neither.
 	Offered, MovedOut, FailedOut [policies.Cheaper + 1]uint64
 	MovedIn, FailedIn            uint64
 	// Sent counts messages by kind. Returned counts, by reason, offers that were not sold.
 	Sent     [Drop + 1]uint64
-	Returned [ReturnTooManyOffers + 1]uint64
+	Returned [ReturnWithdrawn + 1]uint64
 }
 
 // NewTrader returns a trader without sales. It bids after the first Scan. The error is a
 // *policies.Violation that names the invalid field.
 func NewTrader(c TraderConfig) (*Trader, error) {
-	if c.Peers == nil || c.MaxOffers < 0 {
-		return nil, &policies.Violation{Subject: "trader", Invariant: "Peers must be set, and MaxOffers must not be negative"}
+	if c.Peers == nil {
+		return nil, &policies.Violation{Subject: "trader", Invariant: "Peers must be set"}
 	}
-	c.MaxOffers, c.Machine.Self = cmp.Or(c.MaxOffers, DefaultMaxOffers), c.Self
+	c.Machine.Self = c.Self
 	machine, err := NewMachine(c.Machine)
 	if err != nil {
 		return nil, err
@@ -150,30 +147,30 @@ func (t *Trader) recordAction(now policies.Micros, a Action) {
 	case Return:
 		t.counts.Returned[a.Reason]++
 		delete(t.sales, a.Migration.Request)
-		delete(t.exports, a.Deal)
 		t.selector.RecordReturn(now, a.Migration, a.Reason)
 	case Export:
-		if s := t.sales[a.Migration.Request]; s != nil {
-			s.exporting = true
-			t.exports[a.Deal] = s.migration
-		}
+		t.sales[a.Migration.Request].exporting = true
+		t.exports[a.Deal] = a.Migration
 	case Import:
 		t.throughput.begin(now)
 		t.imports[a.Deal] = a.Migration
 	}
 }
 
-// recordTransferEnd records the end of a transfer. The machine decides what follows: it returns a
-// forSale after a failed transfer.
+// recordTransferEnd records the end of a transfer. The machine decides what follows: it returns the request after a
+// failed transfer.
 func (t *Trader) recordTransferEnd(ev Event) {
 	moved := ev.Kind == TransferDone
 	if bought, ok := t.imports[ev.Deal]; ok {
 		delete(t.imports, ev.Deal)
 		length := bought.Length
-		if moved {
+		switch {
+		case moved:
 			t.counts.MovedIn++
-		} else {
+		case !ev.Over:
 			t.counts.FailedIn++
+		}
+		if !moved {
 			length = 0
 		}
 		t.throughput.end(ev.Now, length)
@@ -189,7 +186,9 @@ func (t *Trader) recordTransferEnd(ev Event) {
 	}
 	delete(t.exports, ev.Deal)
 	if !moved {
-		t.counts.FailedOut[sold.Cause]++
+		if !ev.Over {
+			t.counts.FailedOut[sold.Cause]++
+		}
 		return
 	}
 	t.counts.MovedOut[sold.Cause]++

@@ -40,7 +40,7 @@ func received(now policies.Micros, k MessageKind, d Deal, h policies.Migration) 
 func TestTraderConfig(t *testing.T) {
 	peers := place.NewPeers(place.PeersConfig{Self: "a"})
 	for name, c := range map[string]TraderConfig{
-		"no peers": {OfferRules: OfferRules{Self: "a"}}, "no name": {Peers: peers}, "offers": {OfferRules: OfferRules{Self: "a"}, Peers: peers, MaxOffers: -1},
+		"no peers": {OfferRules: OfferRules{Self: "a"}}, "no name": {Peers: peers},
 		"machine": {OfferRules: OfferRules{Self: "a"}, Peers: peers, Machine: Rules{MaxConcurrentSends: -1}}, "selector": {OfferRules: OfferRules{Self: "a", SpillPercent: -1}, Peers: peers},
 	} {
 		if _, err := NewTrader(c); err == nil {
@@ -130,14 +130,21 @@ func (p *recordedPeers) SetOwnLoad(l place.PeerLoad) {
 	p.Peers.SetOwnLoad(l)
 }
 
-// TestFailedTransfers checks what is counted of transfers that fail, in both directions.
+// TestFailedTransfers checks what is counted of transfers that fail, in both directions: those of requests that had
+// ended are no failures.
 func TestFailedTransfers(t *testing.T) {
+	for _, over := range []bool{false, true} {
+		testFailedTransfers(t, over)
+	}
+}
+
+func testFailedTransfers(t *testing.T, over bool) {
 	x, plan := newTwoStages(t)
 	s := &Situation{Ready: true, CanReceive: true, Capacity: 1 << 20, Plan: plan, Residents: grown("q")}
 	deal := x.Scan(0, s, nil)[0].Message.Deal
 	x.Step(received(1, Bid, deal, policies.Migration{}), nil)
 	x.Step(received(2, Pull, deal, policies.Migration{}), nil)
-	x.Step(Event{Kind: TransferFailed, Now: 3, Deal: deal}, nil)
+	x.Step(Event{Kind: TransferFailed, Now: 3, Deal: deal, Over: over}, nil)
 	bought := Deal{Seller: "b", Number: 7}
 	x.Step(received(4, Confirm, bought, policies.Migration{Request: "p", Length: 50, Cause: policies.Growth}), nil)
 	if x.Incoming() != 50 {
@@ -148,37 +155,16 @@ func TestFailedTransfers(t *testing.T) {
 	if _, _, importing := x.Deals(); importing != 1 {
 		t.Fatalf("%d imports", importing)
 	}
-	x.Step(Event{Kind: TransferFailed, Now: 7, Deal: bought}, nil)
-	if c := x.Counts(); c.FailedOut[policies.Growth] != 1 || c.FailedIn != 1 || c.MovedIn != 0 || c.Returned[ReturnTransferFailed] != 1 {
+	x.Step(Event{Kind: TransferFailed, Now: 7, Deal: bought, Over: over}, nil)
+	want := uint64(1)
+	if over {
+		want = 0
+	}
+	if c := x.Counts(); c.FailedOut[policies.Growth] != want || c.FailedIn != want || c.MovedIn != 0 || c.Returned[ReturnTransferFailed] != 1 {
 		t.Errorf("%+v", c)
 	}
 	if offers, exporting, importing := x.Deals(); offers+exporting+importing != 0 || x.Throughput() != 0 {
 		t.Errorf("%d offers, %d exports and %d imports are left; throughput %d", offers, exporting, importing, x.Throughput())
-	}
-}
-
-// TestTransferWithoutSale ends a transfer whose sale has ended already, because an offer of the
-// same request under another deal was returned: it is counted, and nothing is left.
-func TestTransferWithoutSale(t *testing.T) {
-	for _, end := range []EventKind{TransferDone, TransferFailed} {
-		x, plan := newTwoStages(t)
-		s := &Situation{Ready: true, CanReceive: true, Capacity: 1 << 20, Plan: plan, Residents: grown("q")}
-		deal := x.Scan(0, s, nil)[0].Message.Deal
-		x.Step(received(1, Bid, deal, policies.Migration{}), nil)
-		x.Step(received(2, Pull, deal, policies.Migration{}), nil)
-		other := Deal{Seller: "a", Number: deal.Number + 1}
-		x.recordAction(3, Action{Kind: Return, Deal: other, Migration: policies.Migration{Request: "q"}, Reason: ReturnTooManyOffers})
-		want := policies.Migration{Request: "q", Length: 5001, Cause: policies.Growth}
-		if got, ok := x.Exporting(deal); !ok || got != want {
-			t.Errorf("exports %+v, want %+v", got, want)
-		}
-		x.Step(Event{Kind: end, Now: 4, Deal: deal}, nil)
-		if c := x.Counts(); c.MovedOut[policies.Growth]+c.FailedOut[policies.Growth] != 1 {
-			t.Errorf("%+v", c)
-		}
-		if offers, exporting, _ := x.Deals(); offers+exporting != 0 {
-			t.Errorf("%d offers and %d exports are left", offers, exporting)
-		}
 	}
 }
 
@@ -279,36 +265,27 @@ func (p *movingPeers) FindMove(_ policies.Micros, q place.MoveQuery) (place.Move
 func TestCheaperMove(t *testing.T) {
 	peers := &movingPeers{move: place.Move{Resident: 1, To: "b", Gain: 1}}
 	x, plan := newTwoStages(t, func(c *TraderConfig) { peers.Peers, c.Peers = c.Peers, peers })
-	s := &Situation{Ready: true, CanReceive: true, Capacity: 1 << 20, Plan: plan, Priced: make([]place.Resident, 3)}
-	for _, id := range []string{"p", "q", "new"} {
+	s := &Situation{Ready: true, CanReceive: true, Capacity: 1 << 20, Plan: plan, Priced: true}
+	for _, id := range []string{"p", "q", "new", "rescued"} {
 		s.Residents = append(s.Residents, Resident{Request: policies.Request{ID: id, Input: 10, Output: 1}})
 	}
 	now := DefaultCooldown
-	s.Residents[2].Since = now
+	s.Residents[2].Since, s.Residents[3].Waiting = now, true
 	out := x.Scan(now, s, nil)
 	want := Message{Kind: Ask, From: "a", To: "b", Deal: Deal{Seller: "a"}, Migration: policies.Migration{Request: "q", Length: 11, Cause: policies.Cheaper}, Load: 11}
 	if len(out) != 1 || out[0].Message != want {
 		t.Fatalf("%+v, want an ask %+v", out, want)
 	}
 	if got := fmt.Sprint(peers.asked[0].Movable); got != "[0 1]" {
-		t.Errorf("movable are %s; one of the three has just come", got)
+		t.Errorf("movable are %s; one has just come, and one has no token yet", got)
 	}
 	x.Scan(now+1, s, nil)
-	if !s.Priced[1].Leaving || s.Priced[0].Leaving || fmt.Sprint(peers.asked[1].Movable) != "[0]" {
-		t.Errorf("after its offer: %+v, movable %v", s.Priced, peers.asked[1].Movable)
+	if of := peers.asked[1].Residents; !of[1].Leaving || of[0].Leaving || !of[3].Prefilling || of[0].Prefilling || fmt.Sprint(peers.asked[1].Movable) != "[0]" {
+		t.Errorf("after its offer: %+v, movable %v", of, peers.asked[1].Movable)
 	}
 	// It gets no bid: it is not offered again for a while.
 	x.Step(received(now+2, NoBid, out[0].Message.Deal, policies.Migration{}), nil)
 	if x.Scan(now+3, s, nil); fmt.Sprint(peers.asked[2].Movable) != "[0]" {
 		t.Errorf("after its return movable are %v", peers.asked[2].Movable)
-	}
-}
-
-// TestExportOfUnknownRequest executes an export of a request that is not for sale: it is no export.
-func TestExportOfUnknownRequest(t *testing.T) {
-	x, _ := newTwoStages(t)
-	x.recordAction(0, Action{Kind: Export, Deal: Deal{Seller: "a", Number: 1}, Migration: policies.Migration{Request: "q"}})
-	if len(x.exports) != 0 {
-		t.Errorf("exports %v", x.exports)
 	}
 }

@@ -10,7 +10,7 @@ import (
 
 // Defaults and limits.
 const (
-	DefaultMaxAge     = 3 * policies.Second
+	MaxAge            = 3 * policies.Second // up to which a load counts
 	DefaultSampleSize = 8
 	maxExamined       = 256 // peers examined for one sample
 	maxPriced         = 64  // peers of a stage that get a price
@@ -24,8 +24,6 @@ type PeersConfig struct {
 	Placer policies.Placer
 	// Prefill chooses the prefill replica that computes a prompt. nil: none.
 	Prefill policies.Placer
-	// MaxAge is the age up to which a load counts. 0 means 3 s.
-	MaxAge policies.Micros
 	// SampleSize is the number of replicas of the right stage, of longer ones and of the next shorter one,
 	// that the Placer chooses from, and of prefill replicas for Prefill. 0 means 8.
 	SampleSize int
@@ -113,9 +111,6 @@ type peerEntry struct {
 
 // NewPeers returns Peers that know nothing. The caller has validated c.
 func NewPeers(c PeersConfig) *Peers {
-	if c.MaxAge == 0 {
-		c.MaxAge = DefaultMaxAge
-	}
 	if c.SampleSize == 0 {
 		c.SampleSize = DefaultSampleSize
 	}
@@ -218,7 +213,7 @@ func (b *Peers) open(now policies.Micros, e *peerEntry) bool {
 }
 
 func (b *Peers) fresh(now policies.Micros, e *peerEntry) bool {
-	return e.hasLoad && now-e.loadedAt <= b.cfg.MaxAge
+	return e.hasLoad && now-e.loadedAt <= MaxAge
 }
 
 // ServesModel returns a function that reports which replicas can run a request for the name

@@ -170,7 +170,7 @@ func TestOpen(t *testing.T) {
 		}
 	}
 	b.SetPeerLoad(0, "c", place.PeerLoad{Draining: true})
-	if b.Available(0, "c") || !b.Available(place.DefaultMaxAge+1, "c") {
+	if b.Available(0, "c") || !b.Available(place.MaxAge+1, "c") {
 		t.Error("c says that it drains, and for how long that counts")
 	}
 	b.MarkGone("c")
