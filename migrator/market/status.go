@@ -52,6 +52,9 @@ type Status struct {
 	Forwards   uint64
 	// Slowdown is how many times as long iterations take here as the profile says; see place.Calibration.
 	Slowdown float64
+	// LoadError is by what share the load of peers differs from what was believed before they reported it; see
+	// place.Peers.LoadError.
+	LoadError float64
 	// Residents counts the requests that run here, Pinned those of them that may not migrate.
 	// PinnedSeconds estimates the time until the last pinned one has ended by its max_tokens; it is
 	// 0 if there is none or one has no limit.
@@ -63,9 +66,10 @@ type Status struct {
 func (m *Market) Status() Status {
 	var heard, holders int
 	var forwards uint64
-	var slowdown float64
+	var slowdown, loadError float64
 	m.peers.do(func(v *place.Peers) {
-		heard, forwards, holders, slowdown = v.CountFresh(m.now()), v.Forwards(), v.Holders(), v.Slowdown()
+		heard, forwards, holders = v.CountFresh(m.now()), v.Forwards(), v.Holders()
+		slowdown, loadError = v.Slowdown(), v.LoadError()
 	})
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -77,7 +81,8 @@ func (m *Market) Status() Status {
 		SummariesSent: c.summariesSent, SummariesReceived: c.summariesReceived, Ignored: c.ignored,
 		PrefixBytesSent: c.prefixBytesSent, PrefixBytesReceived: c.prefixBytesReceived, PrefixesRefused: c.prefixesRefused, Holders: holders,
 		Offers: c.offers, Exporting: c.exporting, Importing: c.importing, Incoming: c.incoming, Throughput: c.throughput,
-		FreshPeers: heard, Forwards: forwards, Slowdown: slowdown, Residents: c.residents, Pinned: c.pinned, PinnedSeconds: c.pinnedSeconds,
+		FreshPeers: heard, Forwards: forwards, Slowdown: slowdown, LoadError: loadError,
+		Residents: c.residents, Pinned: c.pinned, PinnedSeconds: c.pinnedSeconds,
 	}
 }
 

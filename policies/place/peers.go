@@ -83,6 +83,7 @@ type Peers struct {
 	view        *View // of this replica
 	ownState    State // as last set, without its requests
 	calibration Calibration
+	loadError   loadError
 	pricing     Pricing // scratch
 	search      moveSearch
 }

@@ -1,6 +1,7 @@
 package place
 
 import (
+	"math"
 	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -131,9 +132,36 @@ func (b *Peers) Slowdown() float64 { return b.calibration.Slowdown() }
 
 // SetPeerState sets what a peer has, as of now. Peers copies it.
 func (b *Peers) SetPeerState(now policies.Micros, from policies.ReplicaID, s *State) {
-	if e := b.peers[from]; e != nil && b.cfg.Engine != nil {
-		e.view.Report(now, s)
+	e := b.peers[from]
+	if e == nil || b.cfg.Engine == nil {
+		return
 	}
+	believed, known := e.view.Held(now), e.view.reported
+	e.view.Report(now, s)
+	if known {
+		b.loadError.observe(believed, e.view.Held(now))
+	}
+}
+
+// loadError is how far what was believed of peers differs from what they report.
+type loadError struct{ missed, reported float64 } // tokens, of which reports in the past count less
+
+// loadErrorMemory is the share of its weight that a comparison keeps when the next one comes: about 50 count.
+const loadErrorMemory = 0.98
+
+func (l *loadError) observe(believed, reported policies.Tokens) {
+	l.missed = l.missed*loadErrorMemory + math.Abs(float64(believed-reported))
+	l.reported = l.reported*loadErrorMemory + float64(reported)
+}
+
+// LoadError returns by what share of their tokens the running requests of peers differ from what this replica believed
+// just before the peers' last reports, about 50 of them: the error of moving reports on by a Model and by what was
+// sent. 0 if nothing was reported yet.
+func (b *Peers) LoadError() float64 {
+	if b.loadError.reported == 0 {
+		return 0
+	}
+	return b.loadError.missed / b.loadError.reported
 }
 
 // AddArrivals adds requests that a replica, this one or a peer, has accepted since it reported its state, but those

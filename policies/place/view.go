@@ -28,6 +28,8 @@ type View struct {
 	cost   policies.Cost // as given
 	state  Model
 	sent   []sentRequest // since the last report
+	// reported says that there was a report.
+	reported bool
 }
 
 // sentRequest is a request that was sent to a replica.
@@ -51,6 +53,7 @@ func (v *View) Report(now policies.Micros, s *State) {
 		v.engine.Cost = v.cost.Scale(min(max(s.Iteration/given.typical(), 1/MaxSlowdown), MaxSlowdown))
 	}
 	v.state.Reset(&v.engine, s.At)
+	v.reported = true
 	for i := range s.Running {
 		v.state.AddRunning(s.Running[i])
 	}

@@ -47,7 +47,7 @@ func TestMigrationMetrics(t *testing.T) {
 			Offered: map[policies.MigrationCause]uint64{policies.Growth: 1}, MovedOut: map[policies.MigrationCause]uint64{policies.Drain: 2}, FailedOut: map[policies.MigrationCause]uint64{policies.Spill: 3},
 			MovedIn: 4, FailedIn: 5, Returned: map[bidask.ReturnReason]uint64{bidask.ReturnNoCandidates: 6}, Sent: map[bidask.MessageKind]uint64{bidask.Ask: 7}, Received: map[bidask.MessageKind]uint64{bidask.Bid: 8},
 			SummariesSent: 9, SummariesReceived: 10, Ignored: 11, Offers: 12, Exporting: 13, Importing: 14, Incoming: 15, Throughput: 16, FreshPeers: 17, Forwards: 18,
-			Residents: 19, Pinned: 20, PinnedSeconds: 21, PrefixBytesSent: 37, PrefixBytesReceived: 38, PrefixesRefused: 39, Holders: 40, Slowdown: 41,
+			Residents: 19, Pinned: 20, PinnedSeconds: 21, PrefixBytesSent: 37, PrefixBytesReceived: 38, PrefixesRefused: 39, Holders: 40, Slowdown: 41, LoadError: 42,
 		},
 		executor: move.Stats{
 			Sent: map[string]uint64{"live": 22}, Received: map[string]uint64{"reprompt": 23}, Failed: map[string]uint64{"lease": 24}, Running: 25, Bytes: 26, Copied: 27,
@@ -60,7 +60,7 @@ func TestMigrationMetrics(t *testing.T) {
 		"migrations_offered_total growth": 1, "migrations_out_total drain": 2, "migrations_out_failed_total spill": 3, "migrations_in_total": 4, "migrations_in_failed_total": 5,
 		"offers_returned_total no candidates": 6, "market_messages_sent_total ask": 7, "market_messages_received_total bid": 8, "summaries_sent_total": 9,
 		"summaries_received_total": 10, "market_messages_ignored_total": 11, "offers": 12, "transfers_concurrent send": 13, "transfers_concurrent receive": 14,
-		"incoming_tokens": 15, "incoming_tokens_per_second": 16, "peers_known": 17, "slowdown_ratio": 41, "forwards_total": 18, "residents": 19, "pinned": 20, "pinned_seconds": 21,
+		"incoming_tokens": 15, "incoming_tokens_per_second": 16, "peers_known": 17, "slowdown_ratio": 41, "peer_load_error_ratio": 42, "forwards_total": 18, "residents": 19, "pinned": 20, "pinned_seconds": 21,
 		"transfers_sent_total live": 22, "transfers_received_total reprompt": 23, "transfers_failed_total lease": 24, "transfers_running": 25, "transfer_bytes_total": 26,
 		"transfer_copied_bytes_total": 27, "transfer_corrupt_blocks_total": 28, "transfer_rounds_total": 29,
 		"transfers_max_concurrent send": 33, "transfers_max_concurrent receive": 33, "rescues_total rescued": 34, "rescues_total lost": 35, "engine_sessions_abandoned_total": 36,
