@@ -260,7 +260,8 @@ func (m *Machine) finishImport(d Deal, end EventKind) {
 	m.removeWin(w)
 }
 
-// abandonWinsFrom ends the wins whose seller is gone.
+// abandonWinsFrom ends the wins whose seller is gone. They are dropped with a message: a process that was started in
+// place of the seller may have sold them already.
 func (m *Machine) abandonWinsFrom(peer policies.ReplicaID) {
 	for _, w := range slices.Clone(m.wins) {
 		switch {
@@ -268,7 +269,7 @@ func (m *Machine) abandonWinsFrom(peer policies.ReplicaID) {
 		case w.state == importing:
 			m.abortImport(w)
 		default:
-			m.releaseWin(w)
+			m.dropWin(w)
 		}
 	}
 }
@@ -280,8 +281,7 @@ func (m *Machine) expireWins() {
 		case m.isPast(w.deadline) && w.state == importing:
 			m.abortImport(w)
 		case m.isPast(w.deadline):
-			m.sendTo(Drop, w.deal.Seller, w.deal)
-			m.releaseWin(w)
+			m.dropWin(w)
 		case m.isPast(w.answerDeadline):
 			m.handleBusy(w)
 		case m.isPast(w.promiseDeadline):
@@ -297,6 +297,12 @@ func (m *Machine) abortImport(w *win) {
 		w.deadline = 0
 		m.out = append(m.out, Action{Kind: Abort, Deal: w.deal, Peer: w.deal.Seller})
 	}
+}
+
+// dropWin is releaseWin for a win that its seller still counts on.
+func (m *Machine) dropWin(w *win) {
+	m.sendTo(Drop, w.deal.Seller, w.deal)
+	m.releaseWin(w)
 }
 
 // releaseWin removes a win and frees its reservation.

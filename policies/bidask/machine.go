@@ -108,8 +108,7 @@ func (m *Machine) measure(p policies.Occupancy) {
 	}
 	for _, w := range slices.Clone(m.wins) {
 		if w.state != importing {
-			m.sendTo(Drop, w.deal.Seller, w.deal)
-			m.releaseWin(w)
+			m.dropWin(w)
 		}
 	}
 }

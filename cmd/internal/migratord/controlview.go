@@ -10,6 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/loadreport"
 	"github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/place"
 	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
@@ -113,11 +114,12 @@ func (d *Daemon) updateView(change func(*market.View)) {
 }
 
 // update returns the part of the view that a preceding process needs, because it receives no
-// replies.
+// replies. It is sent again and again: a mean that is old is not sent as a new one.
 func (o *controlView) update() controlUpdate {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return controlUpdate{Drain: o.view.Draining, StageMean: o.view.StageMean, MeanKnown: !o.view.MeanAt.IsZero()}
+	const maxAge = time.Duration(place.MaxAge) * time.Microsecond
+	return controlUpdate{Drain: o.view.Draining, StageMean: o.view.StageMean, MeanKnown: time.Since(o.view.MeanAt) <= maxAge}
 }
 
 // applyControlUpdate applies an update from the later process. Only a process that has handed over

@@ -17,6 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/loadreport"
+	"github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/policies"
 	xds "github.com/cascadeinfer/cascade/xds/api"
@@ -190,6 +191,19 @@ func (p *pipe) Close() error {
 }
 
 var _ Link = (*pipe)(nil)
+
+// TestOldMeanIsNotSentOn checks that the stage's mean load counts at an earlier process as long as it does here.
+func TestOldMeanIsNotSentOn(t *testing.T) {
+	for age, known := range map[time.Duration]bool{0: true, time.Minute: false} {
+		o := controlView{view: market.View{StageMean: 7, MeanAt: time.Now().Add(-age)}}
+		if x := o.update(); x.StageMean != 7 || x.MeanKnown != known {
+			t.Errorf("%v old: %+v", age, x)
+		}
+	}
+	if x := new(controlView).update(); x.MeanKnown {
+		t.Errorf("without a reply: %+v", x)
+	}
+}
 
 // TestFollowPredecessor checks that the messages for an earlier process are forwarded and its load
 // counts as long as it runs.
