@@ -204,5 +204,5 @@ func (c *selection) longEnoughHere(r candidate) bool {
 	if r.Epoch > 1 {
 		migrations = int(min(r.Epoch-1, maxDoublings))
 	}
-	return c.situation.Now-r.Since >= c.sel.cfg.Cooldown<<migrations
+	return c.situation.Now-r.Since >= firstCooldown<<migrations
 }

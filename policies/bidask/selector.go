@@ -7,11 +7,13 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// The defaults of OfferRules.
 const (
-	DefaultCooldown     = policies.Second
-	DefaultSpillPercent = 90 // percent of the KV capacity
-	maxDoublings        = 5  // of a cooldown
+	// defaultSpillPercent is the default of OfferRules.SpillPercent.
+	defaultSpillPercent = 90
+	// firstCooldown is the first delay before a returned request is offered again, and the time for which a request
+	// that just arrived is not rebalanced.
+	firstCooldown = policies.Second
+	maxDoublings  = 5 // of a cooldown
 	// prefillShare is the divisor of the cooldown for requests at a prefill replica: each
 	// of their tokens there delays the prompts of others.
 	prefillShare = 4
@@ -27,9 +29,6 @@ type OfferRules struct {
 	// left the bucket that starts at its stage's end. Without edges it is offered at
 	// the stage's end.
 	BucketEdges []policies.Tokens
-	// Cooldown is the first delay before a returned request is offered again, and the
-	// time for which a request that just arrived is not rebalanced. 0 means 1 s.
-	Cooldown policies.Micros
 	// SpillPercent is the percentage of the KV capacity above which a replica spills.
 	// 0 means 90; above 100 it never spills.
 	SpillPercent int
@@ -142,16 +141,13 @@ func newSelector(c OfferRules) (*selector, error) {
 	switch {
 	case c.Self == "":
 		return nil, &policies.Violation{Subject: "candidates", Invariant: "Self must name this replica"}
-	case c.Cooldown < 0 || c.SpillPercent < 0:
-		return nil, &policies.Violation{Subject: "candidates", Invariant: "Cooldown and SpillPercent must not be negative"}
+	case c.SpillPercent < 0:
+		return nil, &policies.Violation{Subject: "candidates", Invariant: "SpillPercent must not be negative"}
 	case !slices.IsSorted(c.BucketEdges):
 		return nil, &policies.Violation{Subject: "candidates", Invariant: "BucketEdges must ascend"}
 	}
-	if c.Cooldown == 0 {
-		c.Cooldown = DefaultCooldown
-	}
 	if c.SpillPercent == 0 {
-		c.SpillPercent = DefaultSpillPercent
+		c.SpillPercent = defaultSpillPercent
 	}
 	return &selector{cfg: c, cooldowns: make(map[offerReason]cooldown)}, nil
 }
@@ -164,13 +160,13 @@ func (b *selector) RecordReturn(now policies.Micros, h policies.Migration, why R
 		return
 	}
 	r := b.cooldowns[reason]
-	pause := b.cfg.Cooldown << min(r.tries, maxDoublings)
+	pause := firstCooldown << min(r.tries, maxDoublings)
 	switch h.Cause {
 	case policies.Drain:
-		pause = b.cfg.Cooldown
+		pause = firstCooldown
 	case policies.Prefill:
 		if why != ReturnTransferFailed {
-			pause = b.cfg.Cooldown / prefillShare
+			pause = firstCooldown / prefillShare
 		}
 	}
 	r.tries++

@@ -173,7 +173,7 @@ func (r *replica) play(command []string) (out []string, err error) {
 }
 
 func TestOfferRules(t *testing.T) {
-	for _, bad := range []OfferRules{{}, {Self: "a", Cooldown: -1}, {Self: "a", SpillPercent: -1}, {Self: "a", BucketEdges: []policies.Tokens{2, 1}}} {
+	for _, bad := range []OfferRules{{}, {Self: "a", SpillPercent: -1}, {Self: "a", BucketEdges: []policies.Tokens{2, 1}}} {
 		if _, err := newSelector(bad); err == nil {
 			t.Errorf("%+v is taken", bad)
 		}

@@ -269,7 +269,7 @@ func TestCheaperMove(t *testing.T) {
 	for _, id := range []string{"p", "q", "new", "rescued"} {
 		s.Residents = append(s.Residents, Resident{Request: policies.Request{ID: id, Input: 10, Output: 1}})
 	}
-	now := DefaultCooldown
+	now := firstCooldown
 	s.Residents[2].Since, s.Residents[3].Waiting = now, true
 	out := x.Scan(now, s, nil)
 	want := Message{Kind: Ask, From: "a", To: "b", Deal: Deal{Seller: "a"}, Migration: policies.Migration{Request: "q", Length: 11, Cause: policies.Cheaper}, Load: 11}
