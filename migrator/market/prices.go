@@ -60,7 +60,7 @@ func (m *Market) LegEnded(leg *frontend.LocalLeg) {
 func (m *Market) resident(leg *frontend.LocalLeg) place.Resident {
 	r := &leg.Request
 	return place.Resident{
-		Input: r.Input, Cached: r.Cached, Output: r.Output, MaxOutput: r.MaxOutput, Sequences: r.Sequences,
+		Input: r.Input, Cached: r.Cached, Output: r.Output, MaxOutput: r.MaxOutput, Prompts: r.Prompts, Sequences: r.Sequences,
 		Arrived: micros(leg.Since.Sub(m.start)),
 		// It came from a lost engine: the KV of its prompt and of what it has generated is computed here.
 		Prefilling: leg.Last.IsZero(),

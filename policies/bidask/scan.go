@@ -88,7 +88,7 @@ func (t *Trader) findMove(now policies.Micros, in *Situation, movable []candidat
 		r := &in.Residents[i]
 		t.priced = append(t.priced, place.Resident{
 			Input: r.Request.Input, Cached: r.Request.Cached, Output: r.Request.Output, MaxOutput: r.Request.MaxOutput,
-			Sequences: r.Request.Sequences, Arrived: r.Since, Prefilling: r.Waiting, Leaving: t.sales[r.Request.ID] != nil,
+			Prompts: r.Request.Prompts, Sequences: r.Request.Sequences, Arrived: r.Since, Prefilling: r.Waiting, Leaving: t.sales[r.Request.ID] != nil,
 		})
 	}
 	for i := range movable {

@@ -108,12 +108,11 @@ func (c *Calibration) replay(e *Engine, at policies.Micros, residents []Resident
 	c.model.Reset(e, c.at)
 	for i := range c.matched {
 		m := &c.matched[i]
-		n := policies.Tokens(max(m.before.Sequences, 1))
-		length, left := m.before.Input+m.before.Output, policies.Unbounded
+		left := policies.Unbounded
 		if !m.stays {
 			left = policies.Tokens(iterations / 2)
 		}
-		c.model.AddRunning(Running{Count: int(n), Length: length, Longest: length / n, Remaining: left})
+		c.model.AddRunning(m.before.running(left))
 	}
 	if c.used > 0 {
 		c.model.SetUsed(c.used)

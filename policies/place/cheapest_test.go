@@ -167,16 +167,21 @@ func TestUnknownPeersAreNoBargain(t *testing.T) {
 	}
 }
 
-// TestListsWeighAlike checks that a waiting request of several sequences weighs as much as they do one by one.
+// TestListsWeighAlike checks that a waiting request of several sequences weighs as much as they do one by one, and that
+// each sequence of a prompt is as long as the prompt and its own output.
 func TestListsWeighAlike(t *testing.T) {
 	var o place.Outputs
 	var one, list place.State
 	one.Describe(&o, []place.Resident{{Input: 100}})
-	list.Describe(&o, []place.Resident{{Input: 400, Cached: 500, Sequences: 4}})
+	list.Describe(&o, []place.Resident{{Input: 400, Cached: 500, Prompts: 4, Sequences: 4}})
 	if got, want := list.Waiting[0].Weight, 4*one.Waiting[0].Weight; got != want {
 		t.Errorf("weight %v, want %v", got, want)
 	}
 	if w := list.Waiting[0]; w.Cached > w.Length {
 		t.Errorf("%d of %d tokens are cached", w.Cached, w.Length)
+	}
+	list.Describe(&o, []place.Resident{{Input: 800, Output: 40, Sequences: 4}})
+	if g := list.Running[0]; g.Count != 4 || g.Length != 4*810 || g.Longest != 810 {
+		t.Errorf("four answers to a prompt: %+v", g)
 	}
 }

@@ -9,13 +9,13 @@ import (
 
 // Resident is a request that a replica has: it generates tokens, or waits for its first one.
 type Resident struct {
-	Input     policies.Tokens // the prompt
+	Input     policies.Tokens // the prompt, or the sum of Prompts
 	Cached    policies.Tokens // of it, what the engine is expected to have in its prefix cache
 	Output    policies.Tokens // generated so far; 0: it waits
 	MaxOutput policies.Tokens // that its client allows; 0: any number
 	Arrived   policies.Micros
-	// Sequences is how many it generates, of Input and Output tokens in all; 0 means 1.
-	Sequences int
+	// Prompts is how many it has, and Sequences how many it generates for all of them: Output is their sum. 0 means 1.
+	Prompts, Sequences int
 	// Prefilling says that its KV is computed anew: it waits, whatever it has generated.
 	Prefilling bool
 	// Leaving says that it is for sale: FindMove leaves it out.
@@ -25,22 +25,33 @@ type Resident struct {
 // runs reports whether it generates tokens.
 func (r *Resident) runs() bool { return r.Output > 0 && !r.Prefilling }
 
+// sequences returns how many sequences it generates, and the prompt and the output of each.
+func (r *Resident) sequences() (n, input, output policies.Tokens) {
+	n = policies.Tokens(max(r.Sequences, 1))
+	return n, r.Input / policies.Tokens(max(r.Prompts, 1)), r.Output / n
+}
+
+// running describes a request that generates tokens and ends after so many more, without its weight.
+func (r *Resident) running(remaining policies.Tokens) Running {
+	n, input, output := r.sequences()
+	return Running{Count: int(n), Length: n*input + r.Output, Longest: input + output, Remaining: remaining}
+}
+
 // describeRunning describes a request that generates tokens, by how many o expects of it.
 func (r *Resident) describeRunning(o *Outputs) Running {
-	n := policies.Tokens(max(r.Sequences, 1))
-	expected, length := o.Expect(r.Input/n, r.Output/n, r.MaxOutput), r.Input+r.Output
-	return Running{
-		Count: int(n), Length: length, Longest: length / n, Remaining: expected - r.Output/n,
-		Weight: float64(n) / float64(expected),
-	}
+	n, input, output := r.sequences()
+	expected := o.Expect(input, output, r.MaxOutput)
+	g := r.running(expected - output)
+	g.Weight = float64(n) / float64(expected)
+	return g
 }
 
 // describeWaiting describes a request that waits, by how many tokens o expects of it.
 func (r *Resident) describeWaiting(o *Outputs) Waiting {
-	n := policies.Tokens(max(r.Sequences, 1))
-	expected := o.Expect(r.Input/n, r.Output/n, r.MaxOutput)
+	n, input, output := r.sequences()
+	expected := o.Expect(input, output, r.MaxOutput)
 	w := Waiting{Length: r.Input + r.Output, Cached: min(r.Cached, r.Input), Ready: r.Arrived}.Weigh(expected)
-	w.Output -= r.Output / n
+	w.Output -= output
 	w.Weight, w.FirstWeight = w.Weight*float64(n), w.FirstWeight*float64(n)
 	if r.Output > 0 {
 		w.FirstWeight = 0
