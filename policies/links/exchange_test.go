@@ -127,25 +127,6 @@ func TestAcrossHosts(t *testing.T) {
 	}
 }
 
-// TestEvenSpread checks that a stage with a member on each of two hosts keeps them, although
-// an exchange would make migrations cheaper: on host n0 the second stage could send to the
-// third.
-func TestEvenSpread(t *testing.T) {
-	d := newDeal(3, 1, 10)
-	d.add("n0", 0, fast)
-	d.add("n0", 2, fast)
-	d.stages[2][0].Origin = 1 // it stays
-	d.add("n1", 0, fast)
-	for range 3 {
-		d.add("n1", 1, fast)
-	}
-	was := fmt.Sprint(d.stages)
-	newMap(d.seats).Improve(d.stages, d.cuts, d.crossings)
-	if now := fmt.Sprint(d.stages); now != was {
-		t.Errorf("%s became %s", was, now)
-	}
-}
-
 // TestEqualHosts checks that each of many hosts that look alike gives its fast networks to the
 // stage that sends.
 func TestEqualHosts(t *testing.T) {
