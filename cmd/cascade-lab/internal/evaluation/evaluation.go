@@ -42,7 +42,7 @@ type Size struct {
 func Full() Size {
 	return Size{
 		Name: "full", PaperReplicas: 16, PaperSeeds: 1, PaperSeconds: 150, PaperLoads: []float64{0.2, 0.6, 0.9, 1.15},
-		RouterReplicas: 8, RouterSeeds: 5, RouterSeconds: 60, RouterRequests: 2500, RouterLoads: []float64{0.3, 0.8, 1.1},
+		RouterReplicas: 8, RouterSeeds: 5, RouterSeconds: 60, RouterRequests: 2500, RouterLoads: []float64{0.5, 0.8, 1},
 	}
 }
 

@@ -12,7 +12,10 @@ import (
 )
 
 // rivals are what users would pick instead of Cascade.
-var rivals = []string{"least-load", "power-of-two", "prefix-tree", "llumnix"}
+var rivals = []string{"least-load", "power-of-two", "prefix-tree", "lmetric", "llm-d", "llumnix"}
+
+// limits are the metrics by which Cascade is compared with one decider that knows the present state of each replica.
+var limits = []metric{normalMean, ttftP95}
 
 // compared are the metrics that verdicts are given on.
 var compared = []metric{ttftMean, ttftP95, tpotMean, normalMean, normalP99, longestP99, throughput}
@@ -93,7 +96,7 @@ func (e *Evaluation) compareRouters(get lookup) (sections []webpage.Section, ver
 	byPoint := map[point]map[string][]Outcome{}
 	for _, p := range e.points() {
 		all := map[string][]Outcome{}
-		for _, policy := range append([]string{sim.Cascade}, rivals...) {
+		for _, policy := range append([]string{sim.Cascade, sim.Ideal}, rivals...) {
 			all[policy] = e.outcomes(get, e.routerRun(p, policy), n)
 		}
 		byPoint[p] = all
@@ -130,7 +133,7 @@ func (e *Evaluation) routersSection(workload, engine string, byPoint map[point]m
 		Title:      fmt.Sprintf("Against routers: %s on %s", workload, engine),
 		Paragraphs: []string{fmt.Sprintf("%d replicas; load 1 is %s requests/s.", e.in.Size.RouterReplicas, report.FormatNumber(float64(e.in.Size.RouterReplicas)*e.workloads[workload].capacity(e.engines[engine])))},
 	}
-	policies := append([]string{sim.Cascade}, rivals...)
+	policies := append([]string{sim.Cascade, sim.Ideal}, rivals...)
 	for _, m := range []metric{normalMean, longestP99} {
 		for _, attention := range []string{cost.SumOnly.String(), cost.MeasuredSkew.String()} {
 			c := webpage.Chart{Title: fmt.Sprintf("%s, case %s", m.name, caseName(attention)), X: "load", Y: m.name + ", s/token", LogY: true}
@@ -153,6 +156,9 @@ func (e *Evaluation) routersSection(workload, engine string, byPoint map[point]m
 	for _, m := range compared {
 		ratios.Header = append(ratios.Header, m.name)
 	}
+	for _, m := range limits {
+		ratios.Header = append(ratios.Header, m.name+" over ideal")
+	}
 	for _, attention := range cost.AttentionCases() {
 		for _, load := range e.in.Size.RouterLoads {
 			p := point{workload, engine, attention, load}
@@ -165,10 +171,13 @@ func (e *Evaluation) routersSection(workload, engine string, byPoint map[point]m
 					row = append(row, v.cell())
 				}
 			}
+			for _, m := range limits {
+				row = append(row, formatRatio(ratioOf(byPoint[p][sim.Cascade], byPoint[p][sim.Ideal], m)))
+			}
 			ratios.Rows = append(ratios.Rows, row)
 		}
 	}
-	ratios.Notes = []string{"The geometric mean over the seeds and its 95 % interval; below 1 is faster (tokens/s: above 1 is more). Better and worse are said where the whole interval is more than 1 % away from 1. The longest tenth is that of the requests with the longest prompts, by normalised latency."}
+	ratios.Notes = []string{"The geometric mean over the seeds and its 95 % interval; below 1 is faster (tokens/s: above 1 is more). Better and worse are said where the whole interval is more than 1 % away from 1. The longest tenth is that of the requests with the longest prompts, by normalised latency. Ideal is one decider that places by the same price and knows the present state of each replica; it moves no request afterwards."}
 	figures.Notes = []string{"Outside of the table are decoding iterations of case C whose batch no measurement covers. Prefix hits are the share of prompt tokens that engines had cached, of the ideal is that over what one cache which loses nothing would have, and load CV the coefficient of variation of the engines' work of the last 30 s inside a stage, all of the whole run; – where prompts share no prefixes."}
 	s.Tables = []report.Table{ratios, figures}
 	return s
@@ -221,17 +230,20 @@ func reuseCells(outcomes []Outcome) []string {
 	return cells
 }
 
+// formatRatio prints a ratio with its interval.
+func formatRatio(r report.Interval) string {
+	switch r.Runs {
+	case 0:
+		return "–"
+	case 1:
+		return report.FormatNumber(r.Mean)
+	}
+	return fmt.Sprintf("%s (%s–%s)", report.FormatNumber(r.Mean), report.FormatNumber(r.Low), report.FormatNumber(r.High))
+}
+
 // cell prints the ratio of a verdict, with the rival.
 func (v verdict) cell() string {
-	text := "–"
-	switch v.ratio.Runs {
-	case 0:
-	case 1:
-		text = report.FormatNumber(v.ratio.Mean)
-	default:
-		text = fmt.Sprintf("%s (%s–%s)", report.FormatNumber(v.ratio.Mean), report.FormatNumber(v.ratio.Low), report.FormatNumber(v.ratio.High))
-	}
-	text += " " + v.rival
+	text := formatRatio(v.ratio) + " " + v.rival
 	switch v.judge() {
 	case report.Below:
 		text += ", better"
