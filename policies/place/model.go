@@ -205,6 +205,21 @@ func (m *Model) Advance(now policies.Micros) {
 // minEnded is how many requests that have ended are kept before their memory is used again.
 const minEnded = 64
 
+// usualIteration is the iteration, in seconds, at which a second of delay costs what the weights say.
+const usualIteration = 0.01
+
+// congestion returns what a second of delay costs at the engine beside one more request of so many tokens, as a factor:
+// the square root of how long an iteration of all requests takes. So cost is convex. Where tokens come slowly, a
+// further delay costs more, and no replica collects all that slows others down.
+func (m *Model) congestion(more float64) float64 {
+	n, held, longest := m.count+1, m.held+more, max(m.longest+m.iter, more)
+	for i := m.started; i < len(m.waiting); i++ {
+		length := m.waiting[i].at + m.waiting[i].left
+		n, held, longest = n+1, held+length, max(longest, length)
+	}
+	return math.Sqrt(m.engine.seconds(n, held, longest) / usualIteration)
+}
+
 // Finish lets everything end and returns what the ends and first tokens cost: the sum of their times after
 // now, times their weights.
 func (m *Model) Finish() float64 {

@@ -56,7 +56,8 @@ func (b *Peers) FindMove(now policies.Micros, q MoveQuery) (best Move, ok bool) 
 		if !runs || one.Count != 1 {
 			continue
 		}
-		saved := int64((base - s.finish(&b.view.engine, &b.ownState, now, i)) * 1e9)
+		rest := s.finish(&b.view.engine, &b.ownState, now, i)
+		saved := int64((base - rest) * 1e9 * s.congestion)
 		least := max(best.Gain, int64(minGainShare*float64(saved)))
 		if saved <= least {
 			continue
@@ -109,6 +110,8 @@ type moveSearch struct {
 	running []residentGroup // in the order of their ends
 	waiting []Waiting
 	model   Model
+	// congestion is that of the last call of finish, at its start.
+	congestion float64
 }
 
 // residentGroup is a resident that runs.
@@ -164,5 +167,6 @@ func (s *moveSearch) finish(e *Engine, own *State, now policies.Micros, without 
 		s.model.SetUsed(policies.Tokens(float64(own.Used) * rest / held))
 	}
 	s.model.Advance(now)
+	s.congestion = s.model.congestion(held - rest)
 	return s.model.Finish()
 }

@@ -140,6 +140,18 @@ func TestFindMoveOracle(t *testing.T) {
 			}
 			return m.Finish()
 		}
+		// What delays cost, by the time of an iteration of all these requests.
+		congestion := func(running []Running, waiting policies.Tokens, more policies.Tokens) float64 {
+			n, sum, longest := 1.0, float64(more), float64(more)
+			for _, r := range running {
+				n, sum, longest = n+1, sum+float64(r.Length), max(longest, float64(r.Length))
+			}
+			if waiting > 0 {
+				n, sum, longest = n+1, sum+float64(waiting), max(longest, float64(waiting))
+			}
+			attended := sum + (e.Skew+e.Cost.Kappa/n)*(n*longest-sum)
+			return math.Sqrt(100 * (e.Cost.D0 + e.Cost.D1*n + e.Cost.D4*attended))
+		}
 		// Here, half of the tokens that run are shared, and a prompt waits for memory.
 		residents = append(residents, Resident{Input: 5000})
 		b.SetOwnState(0, &State{Used: tokensOf(residents) / 2}, nil)
@@ -161,7 +173,7 @@ func TestFindMoveOracle(t *testing.T) {
 		best, from := minGain*e.Cost.D0, -1
 		for i, r := range own.Running {
 			rest := append(append([]Running{}, own.Running[:i]...), own.Running[i+1:]...)
-			saved := costHere(own.Running) - costHere(rest)
+			saved := (costHere(own.Running) - costHere(rest)) * congestion(rest, 5000, r.Length)
 			for _, there := range [][]Running{other.Running, nil} {
 				w := Waiting{Length: r.Length, Cached: r.Length - 1, Output: r.Remaining, Weight: r.Weight}
 				computed := w
@@ -171,6 +183,7 @@ func TestFindMoveOracle(t *testing.T) {
 					w.Cached = 0
 					price = cost(there, w) - cost(there)
 				}
+				price *= congestion(there, 0, r.Length)
 				if gain := saved - price; gain > best && gain > minGainShare*saved {
 					best, from = gain, i
 				}

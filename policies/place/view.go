@@ -104,7 +104,7 @@ const maxPrice = math.MaxInt64 / 4
 const EvictedShare = 0.15
 
 // Price returns what a request costs at the replica: its own weighted latency, and by how much it delays what the
-// replica has. It is in nanoseconds per token, at least 0.
+// replica has, times the replica's congestion. It is in nanoseconds per token, at least 0.
 func (v *View) Price(now policies.Micros, w Waiting, p *Pricing) int64 {
 	computed := w
 	return v.price(now, &w, &computed, EvictedShare, p)
@@ -129,7 +129,7 @@ func (v *View) price(now policies.Micros, w, computed *Waiting, evicted float64,
 	}
 	// The iteration that the report is of has to end.
 	price += max(0, v.state.now-seconds(now)) * (w.Weight + w.FirstWeight)
-	switch price *= 1e9; {
+	switch price *= 1e9 * v.state.congestion(float64(w.Length)); {
 	case math.IsNaN(price):
 		return maxPrice // not 0, which would attract all requests
 	case price < 0:

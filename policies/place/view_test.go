@@ -63,9 +63,31 @@ func TestViewWaitsForIteration(t *testing.T) {
 	v, w := newPriced(), Waiting{Length: 2000}.Weigh(100)
 	idle := v.price(0, w)
 	v.Report(0, &State{At: policies.Second, Running: nil})
-	want := idle + int64((w.Weight+w.FirstWeight)*1e9)
+	want := idle + int64((w.Weight+w.FirstWeight)*1e9*v.state.congestion(2000))
 	if p := v.price(0, w); p < want-1 || p > want+1 {
 		t.Errorf("a second before an iteration ends a request costs %v, not %v", p, want)
+	}
+}
+
+// TestCongestionCounts checks that a delay costs more where iterations take longer, by the square root. Requests that
+// wait, and the one that is priced, count as if they ran.
+func TestCongestionCounts(t *testing.T) {
+	e := Engine{Cost: policies.Cost{D0: 0.01, D1: 0.01}, Batch: 16, Chunk: 8192, KV: 100_000}
+	for _, c := range []struct {
+		running, waiting int
+		want             float64
+	}{{0, 0, math.Sqrt2}, {6, 0, math.Sqrt(8)}, {2, 4, math.Sqrt(8)}} {
+		var m Model
+		m.Reset(&e, 0)
+		for range c.running {
+			m.AddRunning(Running{Count: 1, Length: 100, Longest: 100, Remaining: 10})
+		}
+		for range c.waiting {
+			m.AddWaiting(Waiting{Length: 100})
+		}
+		if got := m.congestion(100); math.Abs(got-c.want) > 1e-9 {
+			t.Errorf("%d run and %d wait: a factor of %v, want %v", c.running, c.waiting, got, c.want)
+		}
 	}
 }
 
