@@ -24,7 +24,8 @@
 // module that exports a kind's function decides that kind. From module "cascade_v1"
 // it may import only
 //
-//	log(level i32, ptr i32, len i32)        UTF-8; the host bounds rate and length
+//	log(level i32, ptr i32, len i32)        UTF-8; level 0 debug, 1 info, 2 warning, 3 error;
+//	                                        the host bounds rate and length
 //	fail(code i32, ptr i32, len i32)        gives the reason for a status Failed
 //
 // and from WASI what its language's runtime needs; the host implements a few of

@@ -31,11 +31,11 @@ func selectVectors() (all [][]policies.Bid) {
 }
 
 func placeVectors() []policies.Arrival {
-	own := policies.Candidate{ID: "r0", High: 2048, Waiting: 9000, Load: 50_000}
+	own := policies.Candidate{ID: "r0", High: 2048, Waiting: 9000, Load: 50_000, Running: 12, Price: 9_000_000}
 	draining := own
 	draining.Draining = true
-	peers := []policies.Candidate{{ID: "r1", Low: 2048, High: policies.Unbounded, Waiting: 100, Load: 80_000, Prefix: 1024},
-		{ID: "replica-2", Low: 2048, High: policies.Unbounded, Load: 10_000}, {ID: "r3", High: 2048, Draining: true}}
+	peers := []policies.Candidate{{ID: "r1", Low: 2048, High: policies.Unbounded, Waiting: 100, Load: 80_000, Prefix: 1024, Running: 40},
+		{ID: "replica-2", Low: 2048, High: policies.Unbounded, Load: 10_000, Running: 3, Price: 2_000_000}, {ID: "r3", High: 2048, Draining: true}}
 	request := policies.Request{ID: "front-1/77", Model: "m", Input: 3000, Cached: 1024, MaxOutput: 512}
 	return []policies.Arrival{
 		{Own: own}, {Request: request, Own: own, Peers: peers},

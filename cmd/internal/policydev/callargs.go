@@ -93,7 +93,8 @@ func (r random) border(n int) policies.BoundaryView {
 func (r random) arrival(peers int) policies.Arrival {
 	site := func(id policies.ReplicaID) policies.Candidate {
 		low := r.tokens(3) * 4000
-		return policies.Candidate{ID: id, Low: low, High: low + 4000, Waiting: r.tokens(20_000), Load: r.tokens(1e6), Prefix: r.tokens(3000), Draining: r.IntN(12) == 0}
+		return policies.Candidate{ID: id, Low: low, High: low + 4000, Waiting: r.tokens(20_000), Load: r.tokens(1e6), Prefix: r.tokens(3000),
+			Draining: r.IntN(12) == 0, Running: r.IntN(64), Price: r.Int64N(40) * 1_000_000}
 	}
 	a := policies.Arrival{
 		Request: policies.Request{ID: fmt.Sprintf("front/%d", r.IntN(1e6)), Model: "m", Input: 1 + r.tokens(12_000), MaxOutput: r.tokens(2000), Estimated: r.IntN(2) == 0},

@@ -232,8 +232,9 @@ typedef struct {
   cs_text replica; /* 40 */
   uint64_t bits; /* 48 */
   int64_t running; /* 56 */
+  int64_t price; /* 64 */
 } cs_place_site;
-CS_CHECK(sizeof(cs_place_site) == 64, "place_site has holes");
+CS_CHECK(sizeof(cs_place_site) == 72, "place_site has holes");
 
 typedef struct {
   cs_text model; /* 0 */

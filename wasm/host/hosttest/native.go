@@ -107,12 +107,12 @@ func (r Random) Loads() abi.Loads { return abi.Loads{Own: r.Tokens(2000), Mean: 
 func (r Random) Arrival() policies.Arrival {
 	a := policies.Arrival{
 		Request: policies.Request{ID: fmt.Sprint("front/", r.Uint32()), Model: "m", Input: r.Tokens(4000), Estimated: r.IntN(2) == 0}, Hops: r.IntN(2),
-		Own: policies.Candidate{ID: "own", High: 2000, Waiting: r.Tokens(20_000), Draining: r.IntN(9) == 0, Running: r.IntN(40)},
+		Own: policies.Candidate{ID: "own", High: 2000, Waiting: r.Tokens(20_000), Draining: r.IntN(9) == 0, Running: r.IntN(40), Price: r.Int64N(20)},
 	}
 	for i := range r.IntN(100) {
 		low := policies.Tokens(r.IntN(2) * 2000)
 		a.Peers = append(a.Peers, policies.Candidate{ID: policies.ReplicaID(fmt.Sprint("peer-", i)), Low: low, High: low + 2000,
-			Waiting: r.Tokens(20_000), Load: r.Tokens(100) * 500, Prefix: r.Tokens(3000), Running: r.IntN(40)})
+			Waiting: r.Tokens(20_000), Load: r.Tokens(100) * 500, Prefix: r.Tokens(3000), Running: r.IntN(40), Price: r.Int64N(20)})
 	}
 	return a
 }
