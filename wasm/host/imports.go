@@ -97,11 +97,14 @@ func text(mod api.Module, at, n uint64) []byte {
 	return append([]byte(nil), b...)
 }
 
-// logLine implements log(level, ptr, len).
+// levels are the levels of log lines, by the numbers of the protocol.
+var levels = [...]slog.Level{slog.LevelDebug, slog.LevelInfo, slog.LevelWarn, slog.LevelError}
+
+// logLine implements log(level, ptr, len). A level above the last one counts as the last.
 func logLine(i *Instance, mod api.Module, stack []uint64) {
 	if i.module.log.allow(time.Now()) {
-		level := min(max(int32(stack[0]), int32(slog.LevelDebug)), int32(slog.LevelError))
-		i.module.log.logger.Log(context.Background(), slog.Level(level), "policy module logged", "text", string(text(mod, stack[1], stack[2])))
+		level := levels[min(uint32(stack[0]), uint32(len(levels)-1))]
+		i.module.log.logger.Log(context.Background(), level, "policy module logged", "text", string(text(mod, stack[1], stack[2])))
 	}
 }
 

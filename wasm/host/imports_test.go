@@ -74,6 +74,19 @@ func TestLogIsBounded(t *testing.T) {
 	}
 }
 
+// TestLogLevels checks that a guest's levels become the host's, and that an unknown one is not lost.
+func TestLogLevels(t *testing.T) {
+	for level, want := range map[int32]string{0: "DEBUG", 1: "INFO", 2: "WARN", 3: "ERROR", 4: "ERROR", -1: "ERROR"} {
+		var out bytes.Buffer
+		logger := slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))
+		i := instance(t, load(t, Config{Logger: logger}, importing([]hosttest.Import{logs}, hello,
+			hosttest.I32(level), hosttest.I32(256), hosttest.I32(6), hosttest.Call(0), hosttest.Result(1, 0))))
+		if _, err := i.Select(abi.Call{}, sixteen()); err != nil || !strings.Contains(out.String(), "level="+want+" ") {
+			t.Errorf("level %d: %v, %s", level, err, out.String())
+		}
+	}
+}
+
 // TestImportsCostFuel checks the exact fuel of the host's work for a guest.
 func TestImportsCostFuel(t *testing.T) {
 	random := wasiImport("random_get", 2)
