@@ -18,7 +18,7 @@ import (
 )
 
 // TestPolicyScripts runs testdata/policy. The scripts have two assembled modules: bids.wasm decides
-// as the built-in bid-least-load, none.wasm selects no bid. $CHECKOUT is this checkout. The condition
+// as the built-in bid-least-load, none.wasm selects no bid and takes no configuration. $CHECKOUT is this checkout. The condition
 // "guest" is false under the race detector, with which compiling a module in Go takes a minute; "c"
 // is true after "make zig".
 func TestPolicyScripts(t *testing.T) { runPolicyScripts(t, "testdata/policy") }
@@ -187,8 +187,9 @@ func runPolicyScripts(t *testing.T, dir string) {
 			e.Setenv("XDG_CACHE_HOME", filepath.Join(e.WorkDir, "cache"))
 			e.Setenv("GORACE", os.Getenv("GORACE")+" atexit_sleep_ms=0")
 			none := hosttest.Function("cs_bid_select_v1", nil, hosttest.Result(1, 0))
-			for name, f := range map[string]hosttest.Func{"bids.wasm": hosttest.LeastLoad(), "none.wasm": none} {
-				if err := os.WriteFile(filepath.Join(e.WorkDir, name), hosttest.Policy(f).Encode(), 0o666); err != nil {
+			configure := hosttest.Function("cs_configure_v1", nil, hosttest.Result(0, 0))
+			for name, f := range map[string][]hosttest.Func{"bids.wasm": {hosttest.LeastLoad(), configure}, "none.wasm": {none}} {
+				if err := os.WriteFile(filepath.Join(e.WorkDir, name), hosttest.Policy(f...).Encode(), 0o666); err != nil {
 					return err
 				}
 			}

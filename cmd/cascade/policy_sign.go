@@ -245,7 +245,7 @@ func (f *policySignFlags) statement(cmd *cobra.Command, path string, code []byte
 		}
 		limits[name] = g
 	}
-	st.Grants, err = policydev.Grants(cmd.Context(), path, f.kinds, limits)
+	st.Grants, err = policydev.Grants(cmd.Context(), path, f.kinds, limits, len(configured) > 0)
 	if not := (*policydev.NotDecidedError)(nil); errors.As(err, &not) {
 		return st, cli.Usagef(cmd, "--kind or --limit: %v, or --kind leaves it out", err)
 	}

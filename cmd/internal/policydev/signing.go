@@ -34,8 +34,9 @@ func ReadSignature(path string) (sign.File, error) {
 }
 
 // Grants returns what a module may decide, in the order of the protocol: the given kinds, or all that it exports, with
-// the limits of their calls. The error is a NotDecidedError for kinds and limits of others.
-func Grants(ctx context.Context, path string, kinds []string, limits map[string]sign.Grant) ([]sign.Grant, error) {
+// the limits of their calls. configured says that it gets a configuration, which it must be able to take. The error is
+// a NotDecidedError for kinds and limits of others.
+func Grants(ctx context.Context, path string, kinds []string, limits map[string]sign.Grant, configured bool) ([]sign.Grant, error) {
 	in, err := Inspect(ctx, path)
 	if err == nil {
 		err = in.Err()
@@ -45,10 +46,12 @@ func Grants(ctx context.Context, path string, kinds []string, limits map[string]
 	}
 	var exported []string
 	for _, k := range in.Kinds {
-		if k.Kind != abi.Configure.String() {
-			exported = append(exported, k.Kind)
-		}
+		exported = append(exported, k.Kind)
 	}
+	if configured && !slices.Contains(exported, abi.Configure.String()) {
+		return nil, fmt.Errorf("%s does not export %s, and hosts would reject it with a configuration: sign it without", path, abi.Configure.Export())
+	}
+	exported = slices.DeleteFunc(exported, func(k string) bool { return k == abi.Configure.String() })
 	if len(kinds) == 0 {
 		kinds = exported
 	}

@@ -22,15 +22,18 @@ func TestGrants(t *testing.T) {
 	limits := map[string]sign.Grant{"bid-select": {Fuel: 20000}}
 	want := []sign.Grant{{Kind: abi.Select, Fuel: 20000}}
 	for _, kinds := range [][]string{nil, {"bid-select"}} {
-		if got := testkit.Must(Grants(t.Context(), path, kinds, limits)); !reflect.DeepEqual(got, want) {
+		if got := testkit.Must(Grants(t.Context(), path, kinds, limits, true)); !reflect.DeepEqual(got, want) {
 			t.Errorf("%v: %v, want %v", kinds, got, want)
 		}
 	}
+	testkit.NoError(t, os.WriteFile(path+".bare", hosttest.LeastLoadModule(), 0o600))
+	_, err := Grants(t.Context(), path+".bare", nil, nil, true)
+	testkit.WantError(t, err, "does not export cs_configure_v1")
 	for _, c := range []struct {
 		kind   string
 		limits map[string]sign.Grant
 	}{{"refine", nil}, {"configure", nil}, {"bid-select", map[string]sign.Grant{"refine": {}}}} {
-		_, err := Grants(t.Context(), path, []string{c.kind}, c.limits)
+		_, err := Grants(t.Context(), path, []string{c.kind}, c.limits, false)
 		if not := (*NotDecidedError)(nil); !errors.As(err, &not) {
 			t.Errorf("kind %s, limits %v: %v", c.kind, c.limits, err)
 		}

@@ -67,11 +67,11 @@ func (a *Admission) Admit(ctx context.Context, p control.Push) (control.Admitted
 	candidate := p.Current.Candidate
 	again := candidate != nil && candidate.Generation == st.Generation && bytes.Equal(candidate.Signature, p.Signature)
 	if !again {
-		if err := a.loads(ctx, k, p.Module); err != nil {
+		if err := a.checkLoads(ctx, k, p); err != nil {
 			return control.Admitted{}, err
 		}
 	}
-	return out, a.allows(k, p, out, again)
+	return out, a.checkRules(k, p, out, again)
 }
 
 // unknown adds to an error the keys that have signed, if none of them is in the ring,
@@ -102,17 +102,20 @@ func signers(f sign.File, r sign.Ring) (names []string) {
 	return names
 }
 
-// loads returns why hosts could not load the module. It does not run the module.
-func (a *Admission) loads(ctx context.Context, k abi.Kind, code []byte) error {
-	m, err := host.Load(ctx, host.Config{Kinds: []abi.Kind{k}, Limits: a.policies.Limits, Cache: a.policies.Cache}, code)
+// checkLoads returns why hosts could not load the module, or not configure it. It does not run the module.
+func (a *Admission) checkLoads(ctx context.Context, k abi.Kind, p control.Push) error {
+	m, err := host.Load(ctx, host.Config{Kinds: []abi.Kind{k}, Limits: a.policies.Limits, Cache: a.policies.Cache}, p.Module)
 	if err != nil {
 		return err
 	}
-	return m.Close()
+	if len(p.Configuration) > 0 && !m.Decides(abi.Configure) {
+		err = fmt.Errorf("it has a configuration of %d bytes, and does not export %s: sign it without", len(p.Configuration), abi.Configure.Export())
+	}
+	return errors.Join(err, m.Close())
 }
 
-// allows returns why the site's rules deny a step.
-func (a *Admission) allows(k abi.Kind, p control.Push, m control.Admitted, again bool) error {
+// checkRules returns why the site's rules deny a step.
+func (a *Admission) checkRules(k abi.Kind, p control.Push, m control.Admitted, again bool) error {
 	if a.site == nil || !a.site.Rollouts() {
 		return nil
 	}
