@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -145,9 +146,9 @@ func (b *policyBuildFlags) inspect(ctx context.Context, path string) (l inspecte
 	return inspectedModule{built.File, path, at}, done, err
 }
 
-// open loads a module with a configuration file. It builds the module if the path is a directory or
-// a rules file.
-func (b *policyBuildFlags) open(ctx context.Context, path, configuration string) (*policydev.Subject, error) {
+// openModule loads a module with a configuration file. It builds the module if the path is a
+// directory or a rules file. What the module logs is printed on standard error.
+func (s *settings) openModule(ctx context.Context, b *policyBuildFlags, path, configuration string) (*policydev.Subject, error) {
 	var text []byte
 	if configuration != "" {
 		var err error
@@ -159,7 +160,14 @@ func (b *policyBuildFlags) open(ctx context.Context, path, configuration string)
 	if err != nil {
 		return nil, err
 	}
-	return policydev.Open(ctx, file, text)
+	untimed := func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}
+	logger := slog.New(slog.NewTextHandler(s.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: untimed}))
+	return policydev.Open(ctx, file, text, logger)
 }
 
 func pathOrWorkingDir(args []string) string {

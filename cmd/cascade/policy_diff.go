@@ -25,12 +25,12 @@ type policyDiffFlags struct {
 	show               int
 }
 
-// replay replays recorded calls in a module, a directory or a built-in policy.
-func (p *policyDiffFlags) replay(ctx context.Context, who string, frames []policydev.Frame) (played policydev.ReplayResult, err error) {
+// replayPolicy replays recorded calls in a module, a directory or a built-in policy.
+func (s *settings) replayPolicy(ctx context.Context, p *policyDiffFlags, who string, frames []policydev.Frame) (played policydev.ReplayResult, err error) {
 	if !exists(who) && slices.Contains(policydev.Builtins(), who) {
 		return policydev.ReplayNative(ctx, who, frames)
 	}
-	subject, err := p.open(ctx, who, p.configuration)
+	subject, err := s.openModule(ctx, &p.policyBuildFlags, who, p.configuration)
 	if err != nil {
 		return played, err
 	}
@@ -85,11 +85,11 @@ func (s *settings) diffPolicies(ctx context.Context, p *policyDiffFlags, args []
 	a, first, second := policydev.ReplayResult{Records: policydev.Recorded(frames)}, args[0], args[len(args)-1]
 	if len(args) == 3 {
 		first = args[1]
-		if a, err = p.replay(ctx, first, frames); err != nil {
+		if a, err = s.replayPolicy(ctx, p, first, frames); err != nil {
 			return err
 		}
 	}
-	b, err := p.replay(ctx, second, frames)
+	b, err := s.replayPolicy(ctx, p, second, frames)
 	if err != nil {
 		return err
 	}

@@ -51,7 +51,7 @@ For each kind that the module decides:
 
 With --frames, or testdata/frames.jsonl in a folder, recorded calls are replayed, too, and
 compared with the answers there, where there are some. No check depends on how fast the
-machine is.
+machine is. Lines that the module logs go to standard error, at most 64 a second.
 
 --update writes FILE.golden: up to twelve small calls of each kind, recorded ones and others,
 with the answers and the fuel of now. "cascade policy sign" puts it into the signature file, and
@@ -124,7 +124,7 @@ Exit codes: 0 when all checks pass, 1 when one fails.`,
 
 // runPolicyTest tests or measures a module.
 func (s *settings) runPolicyTest(ctx context.Context, p *policyTestFlags, path string) error {
-	subject, err := p.open(ctx, path, p.configuration)
+	subject, err := s.openModule(ctx, &p.policyBuildFlags, path, p.configuration)
 	if err != nil {
 		return err
 	}

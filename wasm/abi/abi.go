@@ -80,6 +80,20 @@ func (k Kind) Export() string {
 	return ""
 }
 
+// rules says for each kind what an answer must satisfy, besides its form.
+var rules = [NumKinds]string{
+	Partition: "at least 1 stage and at most the limit, ends that ascend, replicas in each stage and all of them in use, a finite cost",
+	Refine:    "low < proposal < high",
+	Quote:     "load and start are not negative",
+	Select:    "the index is that of a bid",
+	Outlier:   "the excess is from 0 to the own load",
+	Place:     "the index is that of a peer, and a forwarded request stays",
+	Guard:     "an allowed plan has no value, a denied one no stage or one of the proposed plan",
+}
+
+// Rule returns what an answer of the kind must satisfy; ErrRule means that it does not.
+func (k Kind) Rule() string { return rules[k] }
+
 // Status is the upper half of a result. All but OK and None are errors.
 type Status uint32
 

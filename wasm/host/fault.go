@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -62,7 +63,7 @@ type Fault struct {
 }
 
 // Error returns one line: kind, cause, the first line of Err and, if the module refused the
-// call, its reason.
+// call or trapped, its reason.
 func (f *Fault) Error() string {
 	text := f.Kind.String() + ": " + f.Cause.String()
 	if f.Starved {
@@ -72,10 +73,23 @@ func (f *Fault) Error() string {
 		line, _, _ := strings.Cut(f.Err.Error(), "\n")
 		text += ": " + strings.TrimSuffix(line, " (recovered by wazero)")
 	}
-	if f.Cause == Refused && f.Text != "" {
-		text += fmt.Sprintf(": %q", f.Text)
+	if reason := f.reason(); reason != "" && (f.Cause == Refused || f.Cause == Trapped) {
+		text += fmt.Sprintf(": %.*q", LogBytes, reason)
 	}
 	return text
+}
+
+// reason returns the line of Text that says most: of a failed Go program the one before its
+// stack, else the first one.
+func (f *Fault) reason() (reason string) {
+	for line := range strings.Lines(f.Text) {
+		line = strings.TrimSpace(line)
+		if strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: ") {
+			return line
+		}
+		reason = cmp.Or(reason, line)
+	}
+	return reason
 }
 
 // Unwrap returns Err.
@@ -111,6 +125,9 @@ func (i *Instance) wrapAnswerError(k abi.Kind, err error) error {
 	}
 	if s, ok := err.(abi.Status); ok && s <= abi.Failed {
 		return i.fault(k, Refused, err)
+	}
+	if err == abi.ErrRule {
+		err = fmt.Errorf("%w: %s", err, k.Rule())
 	}
 	return i.fault(k, BadOutput, err)
 }

@@ -35,7 +35,7 @@ func TestGuestsThatMisbehave(t *testing.T) {
 		testkit.NoError(t, i.Configure(abi.Call{}, []byte(c.mode)))
 		_, err := i.Select(abi.Call{}, sixteen())
 		f, ok := err.(*Fault)
-		if !ok || f.Cause != c.cause || !strings.Contains(f.Text, c.text) || i.Dead() == nil {
+		if !ok || f.Cause != c.cause || !strings.Contains(err.Error(), c.text) || i.Dead() == nil {
 			t.Errorf("%s: %v\n%+v", c.mode, err, f)
 		}
 	}

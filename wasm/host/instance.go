@@ -219,6 +219,9 @@ func (i *Instance) invoke(k abi.Kind, f api.Function, arg uint64) (uint64, error
 	if i.failText != nil {
 		i.failText = nil
 	}
+	if len(i.stderr) > 0 { // of an earlier call
+		i.stderr = i.stderr[:0]
+	}
 	i.stack[0] = arg
 	i.call += 1 << 8
 	word := i.call | uint64(k) + 1

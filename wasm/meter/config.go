@@ -97,6 +97,9 @@ type Import struct{ Module, Name string }
 // String returns "module.name".
 func (i Import) String() string { return i.Module + "." + i.Name }
 
+// wasi is the module of the functions of WASI.
+const wasi = "wasi_snapshot_preview1"
+
 // Imports returns the default list: the two functions of cascade-policy/1, and the
 // functions of WASI that Go's wasip1 port imports in every program. The host implements
 // the latter as stubs: no files, no network, no real clock. A guest that links package
@@ -107,9 +110,18 @@ func Imports() []Import {
 		"args_get", "args_sizes_get", "clock_time_get", "environ_get", "environ_sizes_get",
 		"fd_write", "poll_oneoff", "proc_exit", "random_get", "sched_yield",
 	} {
-		list = append(list, Import{"wasi_snapshot_preview1", name})
+		list = append(list, Import{wasi, name})
 	}
 	return list
+}
+
+// advice returns what an author can do about an import that is not allowed, "" if that is not known.
+func (i Import) advice() string {
+	if i.Module != wasi {
+		return ""
+	}
+	return ": it belongs to files, sockets or the environment, which a policy does not have; in Go, leave out package os " +
+		"and those that use it, such as fmt and encoding/json"
 }
 
 // configError is the error for an invalid Config.

@@ -46,7 +46,7 @@ func (p *pass) importSection(r *reader) {
 		}
 		t := r.index("type", len(p.types))
 		if r.err == nil && !p.allowed(i) {
-			r.fail(start, "import "+i.String()+" is not on the list of allowed ones")
+			r.fail(start, "import "+i.String()+" is not on the list of allowed ones"+i.advice())
 		}
 		p.funcs = append(p.funcs, t)
 		p.imported++

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/cascadeinfer/cascade/internal/cleantext"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/sign"
@@ -99,7 +98,7 @@ func (s *slot) rollBack(all []lifecycle.RolledBackModule) {
 			if s.next != nil { // it does not know of the rollback
 				s.next.offers = slices.DeleteFunc(s.next.offers, func(o offer) bool { return o.Generation == e.Generation })
 			}
-			m.rollBack(e.Generation, cleantext.Truncate(e.Reason, maxReason))
+			m.rollBack(e.Generation, e.Reason)
 		})
 		s.host.changed() // the history is to be written
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/sign"
@@ -189,31 +190,34 @@ func (m *machine) endBuild(failure string) (used bool) {
 	return false
 }
 
-// observe replaces the figures of a generation that is being tried.
-func (m *machine) observe(g lifecycle.Generation, f lifecycle.Figures) {
+// observe replaces the figures of a generation that is being tried. why is the last fault in
+// shadow, "" for none.
+func (m *machine) observe(g lifecycle.Generation, f lifecycle.Figures, why string) {
 	c := m.candidate
 	if !c.is(g) || c.phase != lifecycle.Shadow && c.phase != lifecycle.Canary {
 		return
 	}
 	c.figures = f
 	if c.phase == lifecycle.Shadow && f.Faults > 0 {
-		m.endCandidate(lifecycle.Rejected, countFaults(f.Faults)+" in shadow")
+		m.endCandidate(lifecycle.Rejected, faultReason(f.Faults, "in shadow", why))
 	}
 }
 
-// countFaults returns a number of faults as text.
-func countFaults(n uint64) string {
+// faultReason says how many faults ended a generation, where, and why the last one happened.
+func faultReason(n uint64, where, why string) string {
+	noun := "faults"
 	if n == 1 {
-		return "1 fault"
+		noun = "fault"
 	}
-	return fmt.Sprintf("%d faults", n)
+	return strings.TrimSuffix(fmt.Sprintf("%d %s %s: %s", n, noun, where, why), ": ")
 }
 
-// fault counts a call that a generation did not answer.
-func (m *machine) fault(g lifecycle.Generation) {
+// fault counts a call that a generation did not answer, and ends it if that is the last one
+// that is tolerated.
+func (m *machine) fault(g lifecycle.Generation, why string) {
 	if c := m.candidate; c.is(g) && c.phase == lifecycle.Canary {
 		if c.faults++; c.faults >= m.gates.CanaryFaults {
-			m.endCandidate(lifecycle.Rejected, countFaults(uint64(c.faults))+" at "+m.stepName(c))
+			m.endCandidate(lifecycle.Rejected, faultReason(uint64(c.faults), "at "+m.stepName(c), why))
 		}
 		return
 	}
@@ -226,7 +230,7 @@ func (m *machine) fault(g lifecycle.Generation) {
 	}
 	a.faultTimes = append(a.faultTimes, m.now)
 	if within := m.now - a.faultTimes[0]; len(a.faultTimes) == m.gates.Faults && within <= m.gates.Window {
-		m.endActive(lifecycle.Rejected, fmt.Sprintf("%s within %d ms", countFaults(uint64(m.gates.Faults)), within/policies.Millisecond))
+		m.endActive(lifecycle.Rejected, faultReason(uint64(m.gates.Faults), fmt.Sprintf("within %d ms", within/policies.Millisecond), why))
 	}
 }
 
@@ -290,7 +294,8 @@ func (m *machine) isBarred(g lifecycle.Generation) bool { return slices.Contains
 // end records that a generation has ended.
 func (m *machine) end(c *generation, p lifecycle.Phase, reason string) {
 	s := m.status(c)
-	s.Phase, s.SinceUnixMillis, s.Reason, s.Blocked, s.Inconclusive = p, int64(m.now/policies.Millisecond), reason, "", ""
+	s.Phase, s.SinceUnixMillis, s.Blocked, s.Inconclusive = p, int64(m.now/policies.Millisecond), "", ""
+	s.Reason = cleantext.Truncate(reason, maxReason)
 	m.ended = slices.Insert(m.ended, 0, s)
 	m.ended = m.ended[:min(len(m.ended), maxEnded)]
 	m.changed = true

@@ -92,9 +92,9 @@ func (w *harness) step() {
 		if w.rng.IntN(10) == 0 {
 			f.Worse, f.Compared = uint64(w.rng.IntN(1000)), uint64(w.rng.IntN(20_000))
 		}
-		w.do(fmt.Sprintf("has shown %+v", f), g, func() { m.observe(g, f) })
+		w.do(fmt.Sprintf("has shown %+v", f), g, func() { m.observe(g, f, "") })
 	case n < 13:
-		w.do("fails a call", g, func() { m.fault(g) })
+		w.do("fails a call", g, func() { m.fault(g, "it trapped") })
 	case n == 13:
 		w.do("is withdrawn", g, func() { w.fx.withdraw(m, g) })
 	case n == 14:

@@ -2,6 +2,7 @@ package slothost
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -225,7 +226,7 @@ func (m *module) rest(i *instance) {
 		i.worn = false
 	} else if err = i.RunDeferred(); err == nil && i.Fuel() > restFuel {
 		m.log.Warn("a policy's module rests for too long", "ticks", i.Fuel(), "most", restFuel)
-		m.slot.fault(m.generation)
+		m.slot.fault(m.generation, fmt.Errorf("deferred work of %d ticks: at most %d are allowed", i.Fuel(), restFuel))
 	}
 	if err != nil {
 		m.count(err)
@@ -276,7 +277,7 @@ func (m *module) retryLate(i *host.Instance, frame []byte) (*host.Instance, erro
 			m.count(err)
 		} else if try == lateTries {
 			m.log.Warn("a policy's module is slow", "error", err)
-			m.slot.fault(m.generation)
+			m.slot.fault(m.generation, err)
 		}
 		if i, err = m.newInstance(); err != nil || !late || try == lateTries {
 			return i, err
@@ -318,7 +319,7 @@ func (m *module) count(err error) {
 	case cause != host.TooLarge:
 		m.log.Warn("a policy's module failed; the native policy answers", "error", err)
 		if cause != host.TimedOut { // retryLate decides whether the module caused that
-			m.slot.fault(m.generation)
+			m.slot.fault(m.generation, err)
 		}
 	}
 }

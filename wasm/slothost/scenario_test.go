@@ -91,14 +91,14 @@ func (p *player) command(name string, words []string) error {
 		for i, to := range []*uint64{&f.Calls, &f.Faults, &f.Differ, &f.Worse, &f.Compared}[:len(words)] {
 			*to = p.number(words[i])
 		}
-		p.do(func() { p.m.observe(g, f) })
+		p.do(func() { p.m.observe(g, f, "") })
 	case "fault":
 		times := uint64(1)
 		if len(words) > 0 {
 			times = p.number(words[0])
 		}
 		for range times {
-			p.do(func() { p.m.fault(g) })
+			p.do(func() { p.m.fault(g, "") })
 		}
 	case "build":
 		if p.m.building != g {

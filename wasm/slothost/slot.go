@@ -129,8 +129,10 @@ func (s *slot) run(ctx context.Context) error {
 	return s.failed
 }
 
-// fault reports one call that the module of a generation did not answer.
-func (s *slot) fault(g lifecycle.Generation) { s.step(func(m *machine) { m.fault(g) }) }
+// fault reports one call that the module of a generation did not answer, and why.
+func (s *slot) fault(g lifecycle.Generation, why error) {
+	s.step(func(m *machine) { m.fault(g, why.Error()) })
+}
 
 // state returns the state of the slot, with what the machine knows of its modules.
 func (s *slot) state() lifecycle.SlotStatus {
@@ -310,7 +312,7 @@ func (s *slot) runTrials(ctx context.Context) {
 				if c := s.candidate; c != nil {
 					f := c.compared
 					f.Calls = c.called() - c.before
-					m.observe(c.generation, f)
+					m.observe(c.generation, f, "")
 				}
 			})
 			s.try(ctx)
@@ -339,27 +341,30 @@ func (s *slot) try(ctx context.Context) {
 	s.mu.Unlock()
 	if inShadow {
 		f, err := m.replay(ctx, active)
+		why := ""
 		if err != nil && ctx.Err() == nil {
 			f.Faults++
+			why = err.Error()
 			m.log.Warn("recorded call failed on a policy module in shadow", "err", err)
 		}
-		s.addFigures(m, f)
+		s.addFigures(m, f, why)
 		return
 	}
 	f, err := m.compare(ctx, active)
 	if err != nil && ctx.Err() == nil {
 		m.log.Debug("canary answers were not compared", "err", err)
 	}
-	s.addFigures(m, f)
+	s.addFigures(m, f, "")
 }
 
-// addFigures adds the figures of a trial, if the module is still where it was tried.
-func (s *slot) addFigures(m *module, f lifecycle.Figures) {
+// addFigures adds the figures of a trial, if the module is still where it was tried. why is
+// the fault among them, "" for none.
+func (s *slot) addFigures(m *module, f lifecycle.Figures, why string) {
 	s.step(func(k *machine) {
 		switch m {
 		case s.shadow:
 			s.figures.Add(f)
-			k.observe(m.generation, s.figures)
+			k.observe(m.generation, s.figures, why)
 		case s.candidate:
 			m.compared.Add(f)
 		}

@@ -6,6 +6,7 @@ import (
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
 // routeTo returns the route to one generation.
@@ -27,12 +28,12 @@ func TestFaultTakesEffectAtOnce(t *testing.T) {
 		waitFor(t, "it is active", func() bool { return slots.Status()[0].Active == g })
 	}
 	held := entered(s)
-	s.fault(5)
+	s.fault(5, host.ErrClosed)
 	if m := entered(s); m != held {
 		t.Fatal("one fault is not tolerated")
 	}
 	held.inUse.Done()
-	s.fault(5)
+	s.fault(5, host.ErrClosed)
 	if m := entered(s); m == nil || m.generation != 4 {
 		t.Fatalf("after two faults: %+v", m)
 	} else {
@@ -77,7 +78,7 @@ func TestEndWaitsForCalls(t *testing.T) {
 	}
 	held.inUse.Done()
 	testkit.WaitForEvent(t, "Run ends", ended)
-	s.fault(5)
+	s.fault(5, host.ErrClosed)
 	ask(t, slots, 1)
 	if slots.Apply(want(stable(t, 6, other(2)))) == nil {
 		t.Error("a slot that has ended takes offers")

@@ -253,7 +253,7 @@ func TestFaultInCanary(t *testing.T) {
 	}
 	apply(t, s, want(candidate(t, 5, lifecycle.ToActive, trapsAt(6))))
 	waitFor(t, "it is rejected", func() bool { ask(t, s, calls); calls++; return phase(s, 5) == "rejected" })
-	if l := statusOf(s, abi.Select, 5); !strings.Contains(l.Reason, "1 fault at 100 ‰") {
+	if l := statusOf(s, abi.Select, 5); !strings.Contains(l.Reason, "1 fault at 100 ‰: bid-select: trapped: ") {
 		t.Errorf("%+v", l)
 	}
 	w := want(candidate(t, 5, lifecycle.ToActive, trapsAt(6)))

@@ -166,8 +166,8 @@ func (t *tester) withInstance(use func(*host.Instance) error) error {
 	return errors.Join(use(i), i.Close())
 }
 
-// golden replays the vectors of wasm/abi: each unchanged, with the longer header of a
-// possible later host, and with an unknown flag.
+// golden replays the vectors of wasm/abi: each unchanged, in the layout of a possible later
+// host, and with an unknown flag.
 func (t *tester) golden() (string, error) {
 	vectors, err := goldenVectors(t.kind)
 	if err != nil {
@@ -181,8 +181,9 @@ func (t *tester) golden() (string, error) {
 			if err := i.Replay(frame, &now); err != nil && (requiresAnswer(frame) || now.Cause.Fatal()) {
 				return fmt.Errorf("vector %s: %w", name, err)
 			}
-			if err := i.Replay(extendHeader(frame), &later); err != nil && now.Cause == 0 || later.Result != now.Result || string(later.Output) != string(now.Output) {
-				return fmt.Errorf("vector %s: with eight bytes more in the header the answer differs: go by hdr_len and the offsets in it", name)
+			if err := i.Replay(laterLayout(frame), &later); err != nil && now.Cause == 0 || later.Result != now.Result || string(later.Output) != string(now.Output) {
+				return fmt.Errorf("vector %s: with eight bytes more in the header, the arguments and each record the answer differs: "+
+					"go by hdr_len, rec_stride and the offsets", name)
 			}
 			flagged := slices.Clone(frame)
 			binary.LittleEndian.PutUint32(flagged[8:], 1<<31)
@@ -208,14 +209,33 @@ func requiresAnswer(frame []byte) bool {
 	return abi.DecodePartitionCall(frame, &w) == abi.OK && w.Validate() == nil
 }
 
-// extendHeader returns the frame with a longer header.
-func extendHeader(frame []byte) []byte {
+// laterLayout returns the frame as a later host could write it: the header, the arguments and
+// each record have eight more bytes at their ends.
+func laterLayout(frame []byte) []byte {
 	le := binary.LittleEndian
-	at := le.Uint16(frame[4:])
-	out := slices.Insert(slices.Clone(frame), int(at), 1, 2, 3, 4, 5, 6, 7, 8)
-	le.PutUint16(out[4:], at+8)
-	for _, off := range []int{16, 24, 36, 44, 56} { // where arguments, records, aux, state and output begin
-		le.PutUint32(out[off:], le.Uint32(out[off:])+8)
+	field := func(at int) int { return int(le.Uint32(frame[at:])) }
+	header, stride := int(le.Uint16(frame[4:])), field(32)
+	added := []byte{1, 2, 3, 4, 5, 6, 7, 8}
+	out := append(slices.Clone(frame[:header]), added...)
+	args := len(out)
+	if field(20) > 0 {
+		out = append(append(out, frame[field(16):][:field(20)]...), added...)
+		le.PutUint32(out[20:], le.Uint32(out[20:])+8)
+	}
+	records := len(out)
+	for n := range field(28) {
+		out = append(append(out, frame[field(24)+n*stride:][:stride]...), added...)
+	}
+	if stride > 0 {
+		le.PutUint32(out[32:], uint32(stride+8))
+	}
+	moved := uint32(len(out) - field(36))
+	out = append(out, frame[field(36):]...)
+	le.PutUint16(out[4:], uint16(header+8))
+	le.PutUint32(out[16:], uint32(args))
+	le.PutUint32(out[24:], uint32(records))
+	for _, off := range []int{36, 44, 56} { // where aux, state and output begin, behind the records
+		le.PutUint32(out[off:], le.Uint32(out[off:])+moved)
 	}
 	return out
 }

@@ -37,7 +37,7 @@ func subject(t *testing.T, functions ...hosttest.Func) *Subject {
 	m := hosttest.Policy(functions...)
 	m.Most = 0
 	testkit.NoError(t, os.WriteFile(path, m.Encode(), 0o666))
-	s, err := Open(context.Background(), path, nil)
+	s, err := Open(context.Background(), path, nil, nil)
 	testkit.NoError(t, err)
 	t.Cleanup(func() {
 		if n := s.Module.Instances(); n != 0 {
@@ -54,6 +54,13 @@ func selects(body ...[]byte) hosttest.Func {
 	return hosttest.Function(abi.Select.Export(), []byte{hosttest.TypeI32, hosttest.TypeI64}, body...)
 }
 
+// strides is hosttest.LeastLoad with a constant number of bytes from one bid to the next.
+func strides(n int32) hosttest.Func {
+	f := hosttest.LeastLoad()
+	f.Body = bytes.Replace(f.Body, hosttest.Cat(hosttest.I32(0), hosttest.Load32(hosttest.Arena+32)), hosttest.I32(n), 1)
+	return f
+}
+
 // TestChecksFind checks that each check detects its fault.
 func TestChecksFind(t *testing.T) {
 	for _, c := range []struct {
@@ -63,9 +70,10 @@ func TestChecksFind(t *testing.T) {
 		text   string
 	}{
 		{"it answers whatever is asked", selects(hosttest.Result(1, 0)), "golden vectors", "unknown flag"},
+		{"it takes records for as long as today's", strides(24), "golden vectors", "rec_stride"},
 		{"it takes no bid", selects(hosttest.Result(1, 0)), "same as native", "bid-least-load decides: replica-"},
 		{"it never ends", hosttest.LeastLoad(hosttest.Forever), "fuel", "out of fuel"},
-		{"it names no bid", selects(hosttest.Result(0, 1000)), "fuel", "random frame 0"},
+		{"it names no bid", selects(hosttest.Result(0, 1000)), "fuel", "the index is that of a bid"},
 		{"it gives up", selects(hosttest.Result(5, 0)), "leaks", "gave up"},
 		{"it wants memory now and then", hosttest.LeastLoad(hosttest.OneIn(100, hosttest.I32(1), hosttest.Grow, hosttest.Drop)), "leaks", "kept from call to call"},
 	} {
@@ -77,6 +85,21 @@ func TestChecksFind(t *testing.T) {
 				t.Errorf("%s: %s: %q", got.Name, got.Outcome, got.Text)
 			}
 		})
+	}
+}
+
+// TestLinesOfModule checks that the lines that a module logs during its tests are passed on.
+func TestLinesOfModule(t *testing.T) {
+	m := hosttest.Policy(selects(hosttest.I32(2), hosttest.I32(0), hosttest.I32(0), hosttest.Call(0), hosttest.Result(1, 0)))
+	m.Imports = []hosttest.Import{{Module: abi.ImportModule, Name: abi.ImportLog, Params: []byte{hosttest.TypeI32, hosttest.TypeI32, hosttest.TypeI32}}}
+	path := filepath.Join(t.TempDir(), "policy.wasm")
+	testkit.NoError(t, os.WriteFile(path, m.Encode(), 0o666))
+	log := new(testkit.Log)
+	s, err := Open(t.Context(), path, nil, log.Logger())
+	testkit.NoError(t, err)
+	defer s.Close()
+	if _, err := Test(t.Context(), s, TestConfig{Calls: 10, Random: 10}); err != nil || log.Count("level=WARN") == 0 {
+		t.Errorf("%v, %s", err, log)
 	}
 }
 
@@ -175,7 +198,7 @@ func TestNewerFrames(t *testing.T) {
 		for name, frame := range vectors {
 			var now, later host.Record
 			_ = b.Replay(frame, &now) // one vector has invalid arguments
-			_ = b.Replay(extendHeader(frame), &later)
+			_ = b.Replay(laterLayout(frame), &later)
 			if !calllog.SameAnswer(&now, &later) {
 				t.Errorf("%s: %s, later %s", name, describeDecision(&now), describeDecision(&later))
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,13 +25,14 @@ type Subject struct {
 }
 
 // Open loads a module as a host would, but without limits on wall time: those depend on
-// the load of the host, and fuel bounds every call. The caller closes it.
-func Open(ctx context.Context, path string, configuration []byte) (*Subject, error) {
+// the load of the host, and fuel bounds every call. The lines that the module logs go to the
+// logger; nil discards them. The caller closes it.
+func Open(ctx context.Context, path string, configuration []byte, logger *slog.Logger) (*Subject, error) {
 	code, err := ReadModule(path)
 	if err != nil {
 		return nil, err
 	}
-	m, err := host.Load(ctx, host.Config{Cache: cacheDir()}, code)
+	m, err := host.Load(ctx, host.Config{Cache: cacheDir(), Logger: logger}, code)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
@@ -55,10 +57,6 @@ func (s *Subject) instance() (*host.Instance, error) {
 		return nil, fmt.Errorf("%s: a new instance: %w", s.Path, err)
 	}
 	if err := i.Configure(abi.Call{}, s.Configuration); err != nil {
-		var f *host.Fault
-		if errors.As(err, &f) && f.Text != "" {
-			err = fmt.Errorf("%w: it says %.256q", err, f.Text)
-		}
 		return nil, errors.Join(fmt.Errorf("%s: %w", s.Path, err), i.Close())
 	}
 	return i, nil

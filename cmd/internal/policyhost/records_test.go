@@ -63,7 +63,7 @@ func TestRecords(t *testing.T) {
 	}{{module, true}, {first, false}} {
 		path := filepath.Join(t.TempDir(), "m.wasm")
 		testkit.NoError(t, os.WriteFile(path, c.module, 0o600))
-		subject, err := policydev.Open(t.Context(), path, nil)
+		subject, err := policydev.Open(t.Context(), path, nil, nil)
 		testkit.NoError(t, err)
 		played, err := policydev.Replay(t.Context(), subject, frames)
 		testkit.NoError(t, err)
