@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
@@ -114,12 +115,13 @@ func TestCacheIsBounded(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a [strange] *name")
 	other := filepath.Join(dir, "other", strings.Repeat("0", 64))
 	testkit.NoError(t, os.MkdirAll(other, 0o700))
-	c := Config{Cache: dir, CacheModules: 3}
+	c := Config{Cache: dir}
 	policy := func(n int) []byte { return hosttest.Policy(selects(hosttest.Result(1, uint32(n)))).Encode() }
 	stays := load(t, c, policy(0))
 	var kept []string
 	for n := 1; n < 8; n++ {
 		m := testkit.Must(Load(context.Background(), c, policy(n)))
+		testkit.NoError(t, evictCache(dir, cacheBytes, 3))
 		now := files(t, dir)
 		if len(now) > 3 || n > 3 && !slices.ContainsFunc(now, func(f string) bool { return !slices.Contains(kept, f) }) {
 			t.Errorf("after %d modules there are %v, before %v", n+1, now, kept)
@@ -130,18 +132,21 @@ func TestCacheIsBounded(t *testing.T) {
 	if _, err := instance(t, stays).Select(abi.Call{}, sixteen()); err != nil {
 		t.Error(err)
 	}
-	c.CacheBytes, c.CacheModules = 1, 0 // smaller than every module
-	m := testkit.Must(Load(context.Background(), c, policy(9)))
-	defer m.Close()
+	testkit.NoError(t, evictCache(dir, 1, cacheModules)) // smaller than every module
 	if got := files(t, dir); len(got) != 0 {
 		t.Errorf("%v are left", got)
 	}
 	if _, err := os.Stat(other); err != nil {
 		t.Errorf("what is not an entry was removed: %v", err)
 	}
-	c.CacheBytes = -1
-	if _, err := Load(context.Background(), c, policy(9)); err == nil {
-		t.Error("a negative bound")
+	// Load keeps the bounds.
+	for n := range 2 * cacheModules {
+		testkit.NoError(t, os.MkdirAll(filepath.Join(dir, codePrefix+"old", fmt.Sprintf("%064x", n)), 0o700))
+	}
+	m := testkit.Must(Load(context.Background(), c, policy(9)))
+	defer m.Close()
+	if all := testkit.Must(fs.Glob(os.DirFS(dir), codePrefix+"*/*")); len(all) != cacheModules || len(files(t, dir)) != 1 {
+		t.Errorf("%d entries, %v", len(all), files(t, dir))
 	}
 }
 

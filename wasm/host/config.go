@@ -2,7 +2,6 @@ package host
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -21,10 +20,11 @@ const (
 // comparable.
 const Version = meter.Version + "+host/1"
 
-// The default limits of the cache.
+// The limits of the cache, over all versions of modules and of this program. A module in Go
+// takes some 8 MiB.
 const (
-	defaultCacheBytes   = 512 << 20
-	defaultCacheModules = 64
+	cacheBytes   = 512 << 20
+	cacheModules = 64
 )
 
 // maxFrame bounds Limit.Frame, below the limit of package abi.
@@ -119,14 +119,10 @@ type Config struct {
 	// Cache is a directory for machine code, created if it does not exist, so that a
 	// module is compiled once per host. Any user who can write to it can run code in
 	// this process: Load refuses a directory that users other than its owner can
-	// write to. Several processes may share it. "" means no cache.
+	// write to. Several processes may share it. When a module is loaded, the entries that
+	// were loaded longest ago are removed until the rest has at most 512 MiB and 64
+	// modules. "" means no cache.
 	Cache string
-	// CacheBytes and CacheModules bound the cache, over all versions of modules and
-	// of this program. When a module is loaded, the entries that were loaded longest
-	// ago are removed until the cache is within its bounds. A module in Go takes some
-	// 8 MiB. 0 means 512 MiB and 64.
-	CacheBytes   int64
-	CacheModules int
 	// Watchdog ends calls that exceed their wall limit, while it runs. Nil means that
 	// only fuel bounds calls.
 	Watchdog *Watchdog
@@ -151,11 +147,6 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	c.Start = start
 	c.Meter.StartFuel = c.Start.Fuel
-	c.CacheBytes = cmp.Or(c.CacheBytes, defaultCacheBytes)
-	c.CacheModules = cmp.Or(c.CacheModules, defaultCacheModules)
-	if c.CacheBytes < 0 || c.CacheModules < 0 {
-		return c, errors.New("host: CacheBytes and CacheModules must not be negative")
-	}
 	for _, k := range c.Kinds {
 		if k >= abi.NumKinds {
 			return c, fmt.Errorf("host: Kinds: %d: unknown kind", k)

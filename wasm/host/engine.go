@@ -96,7 +96,7 @@ func (e *Engine) compile(ctx context.Context, key programKey, config Config, cod
 			p.compiled, spoilt = p.runtime.CompileModule(ctx, code)
 		}
 		if spoilt == nil {
-			if err := evictCache(config.Cache, config.CacheBytes, config.CacheModules); err != nil {
+			if err := evictCache(config.Cache, cacheBytes, cacheModules); err != nil {
 				config.Logger.Warn("could not evict from the machine code cache", "cache", config.Cache, "error", err)
 			}
 			return p, nil

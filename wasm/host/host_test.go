@@ -266,7 +266,6 @@ func TestRefusedModules(t *testing.T) {
 		{"import of other types", hosttest.Module{Imports: []hosttest.Import{{Module: wasi, Name: "random_get", Params: long}}, Funcs: []hosttest.Func{arena, ok}, Pages: 1}, Config{}, "wrong type"},
 		{"too much memory", hosttest.Module{Funcs: []hosttest.Func{arena, ok}, Pages: 129}, Config{}, "memory pages, at most 128"},
 		{"no function types", hosttest.Policy(selects(hosttest.I32(0))), Config{}, "compile"},
-		{"large", hosttest.Policy(ok), Config{Meter: meter.Config{Size: 10}}, "bytes, at most"},
 		{"an initialisation that returns", hosttest.Policy(ok, hosttest.Func{Export: "_initialize", Results: long, Body: hosttest.I64(0)}), Config{}, "_initialize must"},
 		{"bad limit", hosttest.Policy(ok), Config{Start: Limit{Fuel: -1}}, "Fuel must"},
 	} {

@@ -13,8 +13,8 @@ type block struct {
 func (p *pass) open(r *reader, op byte, at, in int) {
 	f := &p.body
 	// One block is the function itself.
-	if len(f.blocks) > p.config.Depth {
-		r.fail(at, limit("nested blocks", uint64(len(f.blocks)), p.config.Depth))
+	if len(f.blocks) > maxDepth {
+		r.fail(at, limit("nested blocks", uint64(len(f.blocks)), maxDepth))
 		return
 	}
 	start := len(f.code) - 1

@@ -4,7 +4,7 @@ import "strconv"
 
 func (p *pass) codeSection(r *reader) {
 	start := r.at
-	n := r.count("function bodies", p.config.Functions)
+	n := r.count("function bodies", maxFunctions)
 	if declared := len(p.funcs) - p.imported; r.err == nil && int(n) != declared {
 		r.fail(start, strconv.Itoa(int(n))+" function bodies for "+strconv.Itoa(declared)+" functions")
 	}
@@ -12,8 +12,8 @@ func (p *pass) codeSection(r *reader) {
 	p.each(secCode, r, n, func(b []byte) []byte {
 		start := r.at
 		size := r.u32()
-		if r.err == nil && uint64(size) > uint64(p.config.FunctionBytes) {
-			r.fail(start, limit("bytes in one function", uint64(size), p.config.FunctionBytes))
+		if r.err == nil && uint64(size) > maxFunctionBytes {
+			r.fail(start, limit("bytes in one function", uint64(size), maxFunctionBytes))
 		}
 		p.report.Largest = max(p.report.Largest, int(size))
 		body := r.part(size)
@@ -60,7 +60,7 @@ type bodyPass struct {
 	inner    int       // segment of the open loop that was opened last of all, or 0
 	outward  []int     // labels in code that lead out of that loop
 	moved    []byte    // code on its way, see deepen
-	joins    uint64    // places where control flow can meet, see Config.Merges
+	joins    uint64    // places where control flow can meet, see maxMerges
 	targets  uint64    // those of them that are of tables of branches
 	calls    uint64
 
@@ -89,8 +89,8 @@ func (p *pass) function(r *reader, s signature, b []byte) []byte {
 		p.instruction(r)
 	}
 	p.report.Merges += f.work(p.mutable)
-	if r.err == nil && p.report.Merges > uint64(p.config.Merges) {
-		r.fail(r.at, limit("merges of locals", p.report.Merges, p.config.Merges))
+	if r.err == nil && p.report.Merges > maxMerges {
+		r.fail(r.at, limit("merges of locals", p.report.Merges, maxMerges))
 	}
 	if r.err == nil && r.left() > 0 {
 		r.fail(r.at, "instructions after the end of the function")
@@ -157,23 +157,23 @@ func (p *pass) function(r *reader, s signature, b []byte) []byte {
 func (p *pass) readLocals(r *reader, params int) {
 	f := &p.body
 	f.count = params
-	for range r.count("groups of locals", p.config.Locals) {
+	for range r.count("groups of locals", maxLocals) {
 		start := r.at
 		n := r.u32()
 		t := r.valueType()
 		if r.err != nil {
 			return
 		}
-		if total := uint64(f.count) + uint64(n); total > uint64(p.config.Locals) {
-			r.fail(start, limit("parameters and locals in one function", total, p.config.Locals))
+		if total := uint64(f.count) + uint64(n); total > maxLocals {
+			r.fail(start, limit("parameters and locals in one function", total, maxLocals))
 			return
 		}
 		f.count += int(n)
 		f.locals = append(appendU32(f.locals, n), t)
 		f.groups++
 	}
-	if f.count > p.config.Locals {
-		r.fail(r.at, limit("parameters and locals in one function", uint64(f.count), p.config.Locals))
+	if f.count > maxLocals {
+		r.fail(r.at, limit("parameters and locals in one function", uint64(f.count), maxLocals))
 	}
 	p.report.Locals = max(p.report.Locals, f.count)
 }

@@ -1,50 +1,22 @@
 package meter
 
-import (
-	"cmp"
-	"strconv"
-)
+import "cmp"
 
-// The default limits of a Config.
+// The limits of every module. They suit a policy in Go.
 const (
-	DefaultSize          = 8 << 20
-	DefaultTypes         = 4096
-	DefaultFunctions     = 20_000
-	DefaultFunctionBytes = 256 << 10
-	DefaultLocals        = 4096
-	DefaultMerges        = 4_000_000
-	DefaultGlobals       = 4096
-	DefaultDepth         = 2048
-	DefaultSegments      = 65_536
-	DefaultPages         = 128
-	DefaultTable         = 65_536
-	DefaultSlice         = 1024
-	DefaultStartFuel     = 50_000_000
-	DefaultStack         = 1 << 20
-)
-
-// maxPages is the maximum of a 32-bit memory, in pages of 64 KiB.
-const maxPages = 65_536
-
-// Config bounds a module. The zero value has the defaults, which suit a policy in Go.
-type Config struct {
-	// Imports lists the functions that a module may import. Nil means Imports().
-	Imports []Import
-	// Size bounds the module, in bytes. 0 means DefaultSize.
-	Size int
-	// Types bounds the number of function types, and how many parameters or
-	// results one has in all. 0 means DefaultTypes.
-	Types int
-	// Functions bounds the functions, imported ones included. 0 means
-	// DefaultFunctions.
-	Functions int
-	// FunctionBytes bounds the code of one function, because engines need more than
-	// linear time to compile it. 0 means DefaultFunctionBytes.
-	FunctionBytes int
-	// Locals bounds parameters and locals of one function. 0 means
-	// DefaultLocals.
-	Locals int
-	// Merges bounds the engine's work for static single assignment form, roughly in
+	// MaxSize bounds the module, in bytes.
+	MaxSize = 8 << 20
+	// maxTypes bounds the number of function types, and how many parameters or results one
+	// has in all.
+	maxTypes = 4096
+	// maxFunctions bounds the functions, imported ones included.
+	maxFunctions = 20_000
+	// maxFunctionBytes bounds the code of one function, because engines need more than
+	// linear time to compile it.
+	maxFunctionBytes = 256 << 10
+	// maxLocals bounds parameters and locals of one function.
+	maxLocals = 4096
+	// maxMerges bounds the engine's work for static single assignment form, roughly in
 	// microseconds. Without this bound, 23 KB of code can take gigabytes, and 150 KB
 	// a minute and a half. It is the sum over all functions of
 	//
@@ -56,23 +28,39 @@ type Config struct {
 	//	the square of the merge points without those of tables, divided by 16, and
 	//	the square of those of tables, divided by 1024.
 	//
-	// A Go guest of 2 MB has 1.3 million. 0 means DefaultMerges.
-	Merges int
-	// Globals bounds the globals. 0 means DefaultGlobals.
-	Globals int
-	// Depth bounds the nesting of blocks. Go nests one block per point where a
-	// function can be resumed, so that hundreds are common. 0 means DefaultDepth.
-	Depth int
-	// Segments bounds data segments, element segments and exports, each. 0
-	// means DefaultSegments.
-	Segments int
+	// A Go guest of 2 MB has 1.3 million.
+	maxMerges = 4_000_000
+	// maxGlobals bounds the globals.
+	maxGlobals = 4096
+	// maxDepth bounds the nesting of blocks. Go nests one block per point where a
+	// function can be resumed, so that hundreds are common.
+	maxDepth = 2048
+	// maxSegments bounds data segments, element segments and exports, each.
+	maxSegments = 65_536
+	// maxTables bounds the tables of a module, of which languages use one, and maxEntries
+	// the entries of each: a larger initial table is refused, and a larger maximum lowered.
+	maxTables, maxEntries = 16, 65_536
+	// maxPages is the maximum of a 32-bit memory, in pages of 64 KiB.
+	maxPages = 65_536
+)
+
+// The defaults of a Config.
+const (
+	defaultPages     = 128
+	DefaultSlice     = 1024
+	DefaultStartFuel = 50_000_000
+	DefaultStack     = 1 << 20
+)
+
+// Config has the limits that depend on a module's kinds. The zero value has the defaults,
+// which suit a policy in Go.
+type Config struct {
+	// Imports lists the functions that a module may import. Nil means Imports().
+	Imports []Import
 	// Pages bounds the memory, in pages of 64 KiB: a module with a larger initial
-	// memory is refused, and a larger maximum is lowered. At most 65536; 0 means
-	// DefaultPages (8 MiB).
+	// memory is refused, and a larger maximum is lowered. At most 65536; 0 means 128
+	// (8 MiB).
 	Pages uint32
-	// Table bounds the entries of each table in the same way. A module has at most
-	// 16 tables. 0 means DefaultTable.
-	Table uint32
 	// Slice bounds the ticks between two returns to Go, for which the garbage
 	// collector waits. It does not change the fuel of a call. 0 means DefaultSlice:
 	// some microseconds of ordinary code, but some 10 ms, on a busy machine 30 ms, of
@@ -135,38 +123,13 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Imports == nil {
 		c.Imports = Imports()
 	}
-	for _, f := range [...]struct {
-		name  string
-		value *int
-		def   int
-	}{
-		{"Size", &c.Size, DefaultSize},
-		{"Types", &c.Types, DefaultTypes},
-		{"Functions", &c.Functions, DefaultFunctions},
-		{"FunctionBytes", &c.FunctionBytes, DefaultFunctionBytes},
-		{"Locals", &c.Locals, DefaultLocals},
-		{"Merges", &c.Merges, DefaultMerges},
-		{"Globals", &c.Globals, DefaultGlobals},
-		{"Depth", &c.Depth, DefaultDepth},
-		{"Segments", &c.Segments, DefaultSegments},
-	} {
-		*f.value = cmp.Or(*f.value, f.def)
-		// The engine accepts at most 2^27 of anything. The limit also keeps sums far from
-		// overflow.
-		if *f.value < 0 || *f.value > 1<<27 {
-			return c, configError(f.name + " must be from 1 to " + strconv.Itoa(1<<27) + ", or 0 for its default")
-		}
-	}
-	c.Pages = cmp.Or(c.Pages, DefaultPages)
-	c.Table = cmp.Or(c.Table, DefaultTable)
+	c.Pages = cmp.Or(c.Pages, defaultPages)
 	c.Slice = cmp.Or(c.Slice, DefaultSlice)
 	c.StartFuel = cmp.Or(c.StartFuel, DefaultStartFuel)
 	c.Stack = cmp.Or(c.Stack, DefaultStack)
 	switch {
 	case c.Pages > maxPages:
 		return c, configError("Pages must be at most 65536")
-	case c.Table > 1<<27:
-		return c, configError("Table must be at most 2^27")
 	case c.Slice < 0 || c.Slice > MaxFuel:
 		return c, configError("Slice must be from 1 to MaxFuel, or 0 for its default")
 	case c.StartFuel < 0 || c.StartFuel > MaxFuel:

@@ -102,7 +102,7 @@ func TestStormsAreContained(t *testing.T) {
 			if c.want == "stack overflow" { // the engine's own limit
 				stack = MaxFuel
 			}
-			a := e.metered(t, c.m.encode(), Config{Pages: 64, Table: 5000, Stack: stack})
+			a := e.metered(t, c.m.encode(), Config{Pages: 64, Stack: stack})
 			a.give(c.fuel)
 			_, err := a.ExportedFunction("run").Call(context.Background())
 			testkit.WantError(t, err, c.want)

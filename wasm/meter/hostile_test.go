@@ -59,8 +59,8 @@ var large = []struct {
 	{"nothing", nil, "header", "not a WebAssembly"},
 	{"text", []byte("(module)"), "header", "not a WebAssembly"},
 	{"component", []byte("\x00asm\x0d\x00\x01\x00"), "header", "not a WebAssembly"},
-	{"too large", make([]byte, DefaultSize+1), "header", "bytes, at most"},
-	{"deep nesting", with(append(bytes.Repeat([]byte{0x02, 0x40}, DefaultDepth+1), bytes.Repeat([]byte{0x0b}, DefaultDepth+1)...)...), "code", "2049 nested blocks, at most 2048"},
+	{"too large", make([]byte, MaxSize+1), "header", "bytes, at most"},
+	{"deep nesting", with(append(bytes.Repeat([]byte{0x02, 0x40}, maxDepth+1), bytes.Repeat([]byte{0x0b}, maxDepth+1)...)...), "code", "2049 nested blocks, at most 2048"},
 	{"compile bomb", bomb(500, 100), "code", "merges of locals, at most"},
 	{"giant frame", deep(0, 4000, meet(4, 0, 4000)...).encode(), "code", "bytes of stack for one function, at most 1048576"},
 	{"table of many branches", with(append(appendU32([]byte{0x02, 0x40, 0x41, 0, 0x0e}, 100_000), append(make([]byte, 100_001), 0x0b)...)...), "code", "merges of locals, at most"},
@@ -71,7 +71,7 @@ var large = []struct {
 	{"4097 globals", callsAndGlobals(4097, 0), "global", "4097 globals, at most 4096"},
 	{"4097 types", raw(sec(1, append(appendU32(nil, 4097), bytes.Repeat([]byte{0x60, 0, 0}, 4097)...)...)), "type", "types, at most 4096"},
 	{"wide branches", wideBranches(4000, 100_000), "code", "merges of locals, at most"},
-	{"long function", with(bytes.Repeat([]byte{0x01}, DefaultFunctionBytes)...), "code", "bytes in one function"},
+	{"long function", with(bytes.Repeat([]byte{0x01}, maxFunctionBytes)...), "code", "bytes in one function"},
 }
 
 // parseModule returns the module of a line of testdata/hostile.txt.
@@ -246,7 +246,7 @@ func TestInvalidStaysInvalid(t *testing.T) {
 }
 
 func TestConfigIsChecked(t *testing.T) {
-	for _, c := range []Config{{Size: -1}, {Depth: 1 << 28}, {Pages: 65_537}, {Table: 1 << 28}, {Slice: -1}, {Slice: MaxFuel + 1}, {StartFuel: -1}, {StartFuel: MaxFuel + 1}, {Stack: -1}, {Stack: MaxFuel + 1}} {
+	for _, c := range []Config{{Pages: 65_537}, {Slice: -1}, {Slice: MaxFuel + 1}, {StartFuel: -1}, {StartFuel: MaxFuel + 1}, {Stack: -1}, {Stack: MaxFuel + 1}} {
 		_, _, err := Instrument(with(0x01), c)
 		var refused *Error
 		if err == nil || errors.As(err, &refused) {

@@ -10,7 +10,7 @@ type Report struct {
 	Fills     int    // instructions whose price depends on a length
 	Depth     int    // deepest nesting of blocks
 	Locals    int    // maximum of one function's parameters and locals
-	Merges    uint64 // see Config
+	Merges    uint64 // see maxMerges
 	Largest   int    // bytes of the largest function, before instrumentation
 	Frame     uint64 // largest bound of one function's frame, in bytes
 	Pages     uint32 // initial memory
@@ -94,8 +94,8 @@ func Instrument(module []byte, config Config) ([]byte, Report, error) {
 // read decodes all sections.
 func (p *pass) read(module []byte) *Error {
 	r := reader{b: module, end: len(module), section: "header"}
-	if len(module) > p.config.Size {
-		return &Error{"header", 0, limit("bytes", uint64(len(module)), p.config.Size)}
+	if len(module) > MaxSize {
+		return &Error{"header", 0, limit("bytes", uint64(len(module)), MaxSize)}
 	}
 	if string(r.bytes(uint32(min(len(preamble), len(module))))) != preamble {
 		return &Error{"header", 0, "not a WebAssembly 1 module in binary form"}
@@ -168,7 +168,7 @@ func (p *pass) section(id byte, r *reader) {
 	case secElement:
 		p.elementSection(r)
 	case secDataCount:
-		p.datas = int(r.number("data segments", p.config.Segments))
+		p.datas = int(r.number("data segments", maxSegments))
 	case secCode:
 		p.codeSection(r)
 	case secData:

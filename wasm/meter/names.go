@@ -33,7 +33,7 @@ func (p *pass) functionNames(r *reader) []byte {
 		if id != 1 {
 			continue
 		}
-		n := sub.count("names", p.config.Functions)
+		n := sub.count("names", maxFunctions)
 		// The checkpoint gets a name, too.
 		body := appendU32(nil, n+1)
 		last := -1

@@ -2,9 +2,6 @@ package meter
 
 import "math"
 
-// maxTables bounds the tables of a module; languages use one.
-const maxTables = 16
-
 // each calls item n times, until the reader fails, and counts the vector.
 func (p *pass) each(id byte, r *reader, n uint32, item func(b []byte) []byte) {
 	v := &p.out[id]
@@ -19,14 +16,14 @@ func (p *pass) each(id byte, r *reader, n uint32, item func(b []byte) []byte) {
 
 func (p *pass) typeSection(r *reader) {
 	types := func() []byte {
-		n := r.count("parameters or results", p.config.Types)
+		n := r.count("parameters or results", maxTypes)
 		list := make([]byte, n)
 		for i := range list {
 			list[i] = r.valueType()
 		}
 		return list
 	}
-	p.each(secType, r, r.count("types", p.config.Types), func(b []byte) []byte {
+	p.each(secType, r, r.count("types", maxTypes), func(b []byte) []byte {
 		if form := r.byte(); r.err == nil && form != formFunction {
 			r.fail(r.at-1, "not a function type: "+hexByte(form))
 		}
@@ -38,7 +35,7 @@ func (p *pass) typeSection(r *reader) {
 }
 
 func (p *pass) importSection(r *reader) {
-	p.each(secImport, r, r.count("imports", p.config.Functions), func(b []byte) []byte {
+	p.each(secImport, r, r.count("imports", maxFunctions), func(b []byte) []byte {
 		start := r.at
 		i := Import{r.name(), r.name()}
 		if kind := r.byte(); r.err == nil && kind != 0 {
@@ -65,7 +62,7 @@ func (p *pass) allowed(i Import) bool {
 }
 
 func (p *pass) functionSection(r *reader) {
-	p.each(secFunction, r, r.count("functions", p.config.Functions-min(p.imported, p.config.Functions)), func(b []byte) []byte {
+	p.each(secFunction, r, r.count("functions", maxFunctions-min(p.imported, maxFunctions)), func(b []byte) []byte {
 		t := r.index("type", len(p.types))
 		p.funcs = append(p.funcs, t)
 		return appendU32(b, t)
@@ -75,7 +72,7 @@ func (p *pass) functionSection(r *reader) {
 func (p *pass) tableSection(r *reader) {
 	p.each(secTable, r, r.count("tables", maxTables), func(b []byte) []byte {
 		t := r.refType()
-		least, greatest := r.limits("table", "entries", p.config.Table, math.MaxUint32)
+		least, greatest := r.limits("table", "entries", maxEntries, math.MaxUint32)
 		p.tables = append(p.tables, t)
 		return appendLimits(append(b, t), least, greatest)
 	})
@@ -91,7 +88,7 @@ func (p *pass) memorySection(r *reader) {
 }
 
 func (p *pass) globalSection(r *reader) {
-	p.each(secGlobal, r, r.count("globals", p.config.Globals), func(b []byte) []byte {
+	p.each(secGlobal, r, r.count("globals", maxGlobals), func(b []byte) []byte {
 		t, mutable := r.valueType(), r.byte()
 		if r.err == nil && mutable > 1 {
 			r.fail(r.at-1, "unknown mutability "+hexByte(mutable))
@@ -150,7 +147,7 @@ func (p *pass) exportSection(r *reader) {
 		n    int
 	}{{"function", len(p.funcs)}, {"table", len(p.tables)}, {"memory", p.memories}, {"global", len(p.globals)}}
 	seen := make(map[string]bool)
-	p.each(secExport, r, r.count("exports", p.config.Segments), func(b []byte) []byte {
+	p.each(secExport, r, r.count("exports", maxSegments), func(b []byte) []byte {
 		start := r.at
 		name, kind := r.name(), r.byte()
 		switch {
@@ -177,7 +174,7 @@ func (p *pass) exportSection(r *reader) {
 // flags means passive or declared, bit 1 an explicit table or type (and, with
 // bit 0, declared), bit 2 expressions instead of indices.
 func (p *pass) elementSection(r *reader) {
-	p.each(secElement, r, r.count("element segments", p.config.Segments), func(b []byte) []byte {
+	p.each(secElement, r, r.count("element segments", maxSegments), func(b []byte) []byte {
 		start := r.at
 		flags := r.u32()
 		if r.err == nil && flags > 7 {
@@ -223,7 +220,7 @@ func (p *pass) elementSection(r *reader) {
 
 func (p *pass) dataSection(r *reader) {
 	start := r.at
-	n := r.count("data segments", p.config.Segments)
+	n := r.count("data segments", maxSegments)
 	if r.err == nil && p.datas >= 0 && int(n) != p.datas {
 		r.fail(start, "there are not as many data segments as the data count section says")
 	}

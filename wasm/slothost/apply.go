@@ -8,12 +8,13 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/meter"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
 const (
-	maxModule = 8 << 20 // bytes
-	maxReason = 512     // bytes of a reason that are kept
+	maxModule = meter.MaxSize // bytes
+	maxReason = 512           // bytes of a reason that are kept
 )
 
 // desired is a spec that was checked: what a slot should run, and which statements may run

@@ -11,12 +11,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-const (
-	// retry is the delay after a failed attempt to make an instance.
-	retry = time.Second
-	// lateTries is how often a call that timed out is repeated.
-	lateTries = 3
-)
+// retry is the delay after a failed attempt to make an instance.
+const retry = time.Second
 
 // A healthy instance is replaced after mostServed calls or when it holds
 // mostMemory16/16 of the module's memory limit, checked every lookEvery calls: slow
@@ -275,11 +271,11 @@ func (m *module) retryLate(i *host.Instance, frame []byte) (*host.Instance, erro
 		}
 		if !late {
 			m.count(err)
-		} else if try == lateTries {
+		} else if try == tries {
 			m.log.Warn("a policy's module is slow", "error", err)
 			m.slot.fault(m.generation, err)
 		}
-		if i, err = m.newInstance(); err != nil || !late || try == lateTries {
+		if i, err = m.newInstance(); err != nil || !late || try == tries {
 			return i, err
 		}
 	}

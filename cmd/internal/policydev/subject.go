@@ -64,7 +64,7 @@ func (s *Subject) instance() (*host.Instance, error) {
 
 // ReadModule reads a module, at most of the size that hosts accept.
 func ReadModule(path string) ([]byte, error) {
-	return atomicfile.Read(path, meter.DefaultSize)
+	return atomicfile.Read(path, meter.MaxSize)
 }
 
 // cacheDir returns the user's folder for machine code, "" if there is none.
