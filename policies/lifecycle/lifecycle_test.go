@@ -128,6 +128,7 @@ func TestValidate(t *testing.T) {
 		"candidates[2]: at most":          of(stable(2), trial(3), trial(4)),
 		"candidates[1].stable: only":      of(stable(2), stable(3)),
 		"candidates[0].stable: its goal":  of(lifecycle.Candidate{Generation: 2, Goal: lifecycle.ToShadow, Stable: true}),
+		"candidates[0].stable: its goal ": of(lifecycle.Candidate{Generation: 2, Goal: lifecycle.ToActive, Permille: 3, Stable: true}),
 		"candidates[0].goal: \"stable\"":  of(lifecycle.Candidate{Generation: 2, Goal: lifecycle.ToStable}),
 		"candidates[0].permille: give":    of(lifecycle.Candidate{Generation: 2, Goal: lifecycle.ToCanary}),
 		"candidates[0].generation: 3 was": with(of(trial(3)), back(lifecycle.RolledBackModule{Generation: 3})),
