@@ -44,7 +44,7 @@ func TestMigratorMemory(t *testing.T) {
 		}
 	}
 	do("policy", "keygen", "ops")
-	slots := map[string]string{"bid-least-load": "bid-select", "outlier": "outlier", "place": "place", "refine-weighted": "refine"}
+	slots := map[string]string{"bid-least-load": "bid-select", "outlier": "outlier", "place-paper": "place", "refine-weighted": "refine"}
 	for name := range slots {
 		file := filepath.Join(dir, name+".wasm")
 		code := hosttest.Build(t, filepath.Join(root, "wasm", "plugins", name+".go"))

@@ -1,6 +1,6 @@
 //go:build ignore
 
-// Command place is the module of policies/place. Its settings are "queue" and "prefix", see
+// Command place-paper is the module of place.Policy. Its settings are "queue" and "prefix", see
 // place.Policy.
 package main
 

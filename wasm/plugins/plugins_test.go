@@ -37,7 +37,7 @@ var plugins = []struct {
 		market{bidask.Backlog{Quantum: 7, Throughput: 1000}, bidask.LeastLoad{}}},
 	{"bid-paper", []abi.Kind{abi.Configure, abi.Quote, abi.Select}, market{bidask.Backlog{}, bidask.Paper{}}, "keep 1", market{bidask.Backlog{}, bidask.Paper{Keep: 1}}},
 	{"outlier", []abi.Kind{abi.Configure, abi.Outlier}, bidask.Detector{}, "percent 80 # not 25", bidask.Detector{Percent: 80}},
-	{"place", []abi.Kind{abi.Configure, abi.Place}, place.Policy{}, "queue 500\nprefix 10", place.Policy{Queue: 500, Prefix: 10}},
+	{"place-paper", []abi.Kind{abi.Configure, abi.Place}, place.Policy{}, "queue 500\nprefix 10", place.Policy{Queue: 500, Prefix: 10}},
 	{"place-cheapest", []abi.Kind{abi.Place}, place.Cheapest{}, "", nil},
 }
 

@@ -25,7 +25,7 @@ var builtins = []builtin{
 	{"bid-paper", wasm.Native{Quoter: bidask.Backlog{}, Selector: bidask.Paper{}}},
 	{"outlier", wasm.Native{Detector: bidask.Detector{}}},
 	{"place-cheapest", wasm.Native{Placer: place.Cheapest{}}},
-	{"place", wasm.Native{Placer: place.Policy{}}},
+	{"place-paper", wasm.Native{Placer: place.Policy{}}},
 }
 
 // newKinds maps the kinds of policies that New can write to the kinds of calls that they

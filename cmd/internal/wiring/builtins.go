@@ -76,7 +76,7 @@ func (f *Fleet) BuiltinModules() []BuiltinModule {
 	}
 	placer := "place-cheapest"
 	if f.Preset == config.PresetPaper {
-		placer = "place"
+		placer = "place-paper"
 	}
 	all = append(all, BuiltinModule{Name: placer, Kinds: []abi.Kind{abi.Place}})
 	return slices.DeleteFunc(all, func(b BuiltinModule) bool { return f.UnusedReason(b.Kinds[0]) != "" })
