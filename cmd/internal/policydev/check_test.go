@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	migrator "github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/host"
@@ -153,8 +154,9 @@ func TestGoodModule(t *testing.T) {
 }
 
 // TestBuiltinsAnswer checks that the built-in policies answer frames of all their kinds, directly
-// and from a call log.
+// and from a call log, and that the first of a kind decides as a fleet does by default.
 func TestBuiltinsAnswer(t *testing.T) {
+	fleet := defaultFleet(t).NativePolicies(migrator.Config{})
 	for _, k := range deciding() {
 		frames, err := randomFrames(3, k, 50)
 		testkit.NoError(t, err)
@@ -167,6 +169,9 @@ func TestBuiltinsAnswer(t *testing.T) {
 		}
 		played, err := ReplayNative(context.Background(), b.name, frames)
 		testkit.NoError(t, err)
+		if r := Recheck(fleet, played.Records); r.Calls != len(frames) || r.Different > 0 {
+			t.Errorf("%s is not the default of fleets: %+v", b.name, r)
+		}
 		for n := range frames {
 			if played.Records[n].Cause != 0 {
 				t.Fatalf("%s, frame %d: %s", b.name, n, describeDecision(&played.Records[n]))
