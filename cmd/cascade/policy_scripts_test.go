@@ -18,9 +18,9 @@ import (
 )
 
 // TestPolicyScripts runs testdata/policy. The scripts have two assembled modules: bids.wasm decides
-// as the built-in bid-least-load, none.wasm selects no bid and takes no configuration. $CHECKOUT is this checkout. The condition
-// "guest" is false under the race detector, with which compiling a module in Go takes a minute; "c"
-// is true after "make zig".
+// as the built-in bid-least-load; none.wasm selects no bid and takes no configuration. $CHECKOUT is
+// this checkout. The condition "guest" is false under the race detector, with which compiling a
+// module in Go takes a minute; "c" is true after "make zig".
 func TestPolicyScripts(t *testing.T) { runPolicyScripts(t, "testdata/policy") }
 
 // runsReadme reports whether the commands of a README run: those that make a module in Go run for seconds, so that
