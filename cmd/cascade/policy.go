@@ -148,7 +148,9 @@ func (b *policyBuildFlags) inspect(ctx context.Context, path string) (l inspecte
 
 // openModule loads a module with a configuration file. It builds the module if the path is a
 // directory or a rules file. What the module logs is printed on standard error.
-func (s *settings) openModule(ctx context.Context, b *policyBuildFlags, path, configuration string) (*policydev.Subject, error) {
+func (s *settings) openModule(
+	ctx context.Context, b *policyBuildFlags, path, configuration string,
+) (*policydev.Subject, error) {
 	var text []byte
 	if configuration != "" {
 		var err error

@@ -26,7 +26,9 @@ type policyDiffFlags struct {
 }
 
 // replayPolicy replays recorded calls in a module, a directory or a built-in policy.
-func (s *settings) replayPolicy(ctx context.Context, p *policyDiffFlags, who string, frames []policydev.Frame) (played policydev.ReplayResult, err error) {
+func (s *settings) replayPolicy(
+	ctx context.Context, p *policyDiffFlags, who string, frames []policydev.Frame,
+) (played policydev.ReplayResult, err error) {
 	if !exists(who) && slices.Contains(policydev.Builtins(), who) {
 		return policydev.ReplayNative(ctx, who, frames)
 	}

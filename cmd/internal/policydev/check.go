@@ -181,7 +181,8 @@ func (t *tester) golden() (string, error) {
 			if err := i.Replay(frame, &now); err != nil && (requiresAnswer(frame) || now.Cause.Fatal()) {
 				return fmt.Errorf("vector %s: %w", name, err)
 			}
-			if err := i.Replay(laterLayout(frame), &later); err != nil && now.Cause == 0 || later.Result != now.Result || string(later.Output) != string(now.Output) {
+			err := i.Replay(laterLayout(frame), &later)
+			if err != nil && now.Cause == 0 || later.Result != now.Result || string(later.Output) != string(now.Output) {
 				return fmt.Errorf("vector %s: with eight bytes more in the header, the arguments and each record the answer differs: "+
 					"go by hdr_len, rec_stride and the offsets", name)
 			}

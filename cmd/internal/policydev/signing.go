@@ -49,7 +49,8 @@ func Grants(ctx context.Context, path string, kinds []string, limits map[string]
 		exported = append(exported, k.Kind)
 	}
 	if configured && !slices.Contains(exported, abi.Configure.String()) {
-		return nil, fmt.Errorf("%s does not export %s, and hosts would reject it with a configuration: sign it without", path, abi.Configure.Export())
+		return nil, fmt.Errorf("%s does not export %s, and hosts would reject it with a configuration: sign it without",
+			path, abi.Configure.Export())
 	}
 	exported = slices.DeleteFunc(exported, func(k string) bool { return k == abi.Configure.String() })
 	if len(kinds) == 0 {

@@ -109,7 +109,8 @@ func (a *Admission) checkLoads(ctx context.Context, k abi.Kind, p control.Push) 
 		return err
 	}
 	if len(p.Configuration) > 0 && !m.Decides(abi.Configure) {
-		err = fmt.Errorf("it has a configuration of %d bytes, and does not export %s: sign it without", len(p.Configuration), abi.Configure.Export())
+		err = fmt.Errorf("it has a configuration of %d bytes, and does not export %s: sign it without",
+			len(p.Configuration), abi.Configure.Export())
 	}
 	return errors.Join(err, m.Close())
 }
