@@ -72,8 +72,9 @@ type session struct {
 	cancel     context.CancelCauseFunc
 	lastReport atomic.Pointer[time.Time]
 
-	handling chan struct{} // capacity 1: full while a report of the stream is handled
+	handling chan struct{} // capacity 1: full while a report of the stream, or its end, is handled
 	replaced bool          // by a newer stream; guarded by handling
+	ended    bool          // guarded by Service.mu
 }
 
 var errReplaced = status.Error(codes.Aborted, "a newer stream reports for this replica")
@@ -140,8 +141,8 @@ func (s *Service) handle(ctx context.Context, own *session, report loadreport.Re
 }
 
 // claim lets a stream report for a replica, in place of the stream that did. It waits until that stream's last report
-// has been handled: handled after a report of the new stream, its lower counters would look like a restart of the front
-// end.
+// or its end has been handled: handled after a report of the new stream, the lower counters would look like a restart of
+// the front end, and the end like that of the new stream.
 func (s *Service) claim(id policies.ReplicaID, cancel context.CancelCauseFunc) (*session, error) {
 	own := &session{cancel: cancel, handling: make(chan struct{}, 1)}
 	own.touch()
@@ -149,7 +150,7 @@ func (s *Service) claim(id policies.ReplicaID, cancel context.CancelCauseFunc) (
 	defer func() { <-own.handling }()
 	s.mu.Lock()
 	old := s.streams[id]
-	if old != nil && time.Since(*old.lastReport.Load()) < TakeOver {
+	if old != nil && !old.ended && time.Since(*old.lastReport.Load()) < TakeOver {
 		s.mu.Unlock()
 		return nil, status.Errorf(codes.AlreadyExists, "another stream reports for replica %q: give every front end an id of its own", id)
 	}
@@ -167,14 +168,20 @@ func (s *Service) claim(id policies.ReplicaID, cancel context.CancelCauseFunc) (
 // release ends a session. The handler is notified unless a newer stream has taken
 // over.
 func (s *Service) release(id policies.ReplicaID, own *session) {
+	own.handling <- struct{}{}
+	defer func() { <-own.handling }()
 	s.mu.Lock()
+	own.ended = true
 	current := s.streams[id] == own
-	if current {
-		delete(s.streams, id)
-	}
 	s.mu.Unlock()
-	if current {
-		s.handler.HandleClosed(id)
+	if !current {
+		return
+	}
+	s.handler.HandleClosed(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.streams[id] == own {
+		delete(s.streams, id)
 	}
 }
 

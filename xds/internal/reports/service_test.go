@@ -18,9 +18,10 @@ import (
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
-// slowHandler takes its time for the first report.
+// slowHandler takes its time for the first report, and for the end of a stream.
 type slowHandler struct {
 	release chan struct{}
+	closing chan struct{} // nil: the end takes no time
 
 	mu     sync.Mutex
 	events []string
@@ -40,7 +41,12 @@ func (h *slowHandler) HandleReport(_ context.Context, r loadreport.Report) (load
 	return loadreport.Reply{}, nil
 }
 
-func (h *slowHandler) HandleClosed(policies.ReplicaID) { h.note("closed") }
+func (h *slowHandler) HandleClosed(policies.ReplicaID) {
+	if h.closing != nil {
+		<-h.closing
+	}
+	h.note("closed")
+}
 
 func (h *slowHandler) Done() <-chan struct{} { return nil }
 
@@ -112,6 +118,28 @@ func TestReplacedStreamReportsNoMore(t *testing.T) {
 		}
 		if want := []string{"new"}; !slices.Equal(h.events, want) || context.Cause(ctx) != errReplaced {
 			t.Errorf("handled %v, want %v; the replaced stream ends with %v", h.events, want, context.Cause(ctx))
+		}
+	})
+}
+
+// TestEndIsHandledBeforeNextStream checks that a replica which reconnects while the end of its stream is handled is
+// taken on at once, and that its first report is handled after that end: the replica would else count as gone.
+func TestEndIsHandledBeforeNextStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &slowHandler{closing: make(chan struct{})}
+		s := New(h, slog.New(slog.DiscardHandler))
+		old := testkit.Must(s.claim("r0", func(error) {}))
+		go s.release("r0", old)
+		synctest.Wait()
+		go func() {
+			next := testkit.Must(s.claim("r0", func(error) {}))
+			testkit.Must(s.handle(t.Context(), next, loadreport.Report{Replica: "r0", Sequence: 2}))
+		}()
+		synctest.Wait()
+		close(h.closing)
+		synctest.Wait()
+		if want := []string{"closed", "new"}; !slices.Equal(h.events, want) {
+			t.Errorf("handled %v, want %v", h.events, want)
 		}
 	})
 }
