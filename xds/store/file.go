@@ -167,12 +167,29 @@ func (f *file) swapRoot(ctx context.Context, old Version, root []byte) (Version,
 // WatchRoot implements Backend. It watches the directory, because writers replace the file by a
 // rename. Events do not cross network file systems.
 func (f *file) WatchRoot(ctx context.Context, changed chan<- struct{}) {
+	f.watchRoot(ctx, changed, (*fsnotify.Watcher).Add)
+}
+
+// watchRoot is WatchRoot with how a directory is added to a watcher. It does not wait for a file
+// system that hangs.
+func (f *file) watchRoot(ctx context.Context, changed chan<- struct{}, add func(*fsnotify.Watcher, string) error) {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
 		return
 	}
+	added := make(chan error, 1)
+	go func() { added <- add(w, f.dir) }()
+	select {
+	case err = <-added:
+	case <-ctx.Done():
+		go func() {
+			<-added
+			w.Close()
+		}()
+		return
+	}
 	defer w.Close()
-	if w.Add(f.dir) != nil {
+	if err != nil {
 		return
 	}
 	for {

@@ -9,6 +9,10 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // scripted is a backend whose reads fail, and are counted.
@@ -127,4 +131,29 @@ func TestRetry(t *testing.T) {
 			t.Errorf("%v after %d attempts", err, tries)
 		}
 	})
+}
+
+// TestFileWatchHangs checks that a watch of a file system which hangs ends with its context, and leaves nothing once
+// the file system answers.
+func TestFileWatchHangs(t *testing.T) {
+	f := &file{dir: t.TempDir()}
+	ctx, cancel := context.WithCancel(t.Context())
+	asked, answer, ended := make(chan *fsnotify.Watcher), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		f.watchRoot(ctx, nil, func(w *fsnotify.Watcher, _ string) error {
+			asked <- w
+			<-answer
+			return nil
+		})
+	}()
+	w := <-asked
+	cancel()
+	select {
+	case <-ended:
+	case <-time.After(10 * time.Second):
+		t.Error("the watch waits for the file system")
+	}
+	close(answer)
+	testkit.WaitFor(t, "the watcher is closed", func() bool { return errors.Is(w.Add(f.dir), fsnotify.ErrClosed) })
 }
