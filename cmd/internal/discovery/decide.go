@@ -106,7 +106,7 @@ func (d *decider) readiness(pod Pod, e Endpoint) (why string, ready bool) {
 	case pod.Terminating:
 		return "the Pod terminates", false
 	// Without conditions of its own, discovery goes by what another process has written, or itself before.
-	case pod.Gated && !d.rules.SetsConditions && (pod.Condition == nil || !pod.Condition.Ready):
+	case !d.rules.SetsConditions && pod.gateClosed():
 		return "the Pod has the readiness gate " + ConditionType + ", which only discovery with --conditions sets", false
 	case d.cluster.ByEndpoints && !e.Ready && !pod.Gated: // a gated Pod is no ready endpoint before it is a replica
 		return "the Pod is no ready endpoint of " + d.cluster.Source, false

@@ -52,6 +52,9 @@ type Pod struct {
 	Settings map[string]string
 }
 
+// gateClosed reports whether the Pod's readiness gate of discovery keeps it from being ready.
+func (p Pod) gateClosed() bool { return p.Gated && (p.Condition == nil || !p.Condition.Ready) }
+
 // Endpoint is an entry of an EndpointSlice that stands for a Pod.
 type Endpoint struct {
 	PodUID string

@@ -12,7 +12,7 @@ func (c Cluster) PoolEndpoints() []netip.AddrPort {
 	var out []netip.AddrPort
 	for _, pod := range c.Pods {
 		ip, err := netip.ParseAddr(pod.IP)
-		if err != nil || !pod.Ready || pod.Terminating || pod.Ended {
+		if err != nil || !pod.Ready || pod.gateClosed() || pod.Terminating || pod.Ended {
 			continue
 		}
 		for _, port := range c.PoolPorts {
