@@ -77,11 +77,15 @@ type Watcher struct {
 	slices *table[[]discovery.Endpoint]
 
 	mu       sync.Mutex
-	selected selection              // the last good one of source; guarded by mu
-	deleted  bool                   // the object of selected is gone, is being deleted, or another one has its name; guarded by mu
-	pods     *table[discovery.Pod]  // those of podsOf; nil: none listed yet; guarded by mu
-	podsOf   selection              // the former selection until the Pods of selected are listed; guarded by mu
-	faults   map[string]sourceFault // what cannot be read, by what it is; guarded by mu
+	selected selection             // the last good one of source; guarded by mu
+	gone     bool                  // there is no object of the name; guarded by mu
+	deleted  bool                  // the object of selected is gone, is being deleted, or another one has its name; guarded by mu
+	pods     *table[discovery.Pod] // those of podsOf; nil: none listed yet; guarded by mu
+	podsOf   selection             // the former selection until the Pods of selected are listed; guarded by mu
+	// endpoints are those of a Service when it was last there: its slices are deleted after it, one by one;
+	// guarded by mu.
+	endpoints []discovery.Endpoint
+	faults    map[string]sourceFault // what cannot be read, by what it is; guarded by mu
 }
 
 // sourceFault is why something cannot be read.
@@ -250,10 +254,10 @@ func (w *Watcher) cluster() (discovery.Cluster, bool) {
 		return c, true
 	}
 	perSlice, ok := w.slices.rowsIfListed()
-	for _, endpoints := range perSlice {
-		c.Endpoints = append(c.Endpoints, endpoints...)
+	if !w.gone {
+		w.endpoints = slices.Concat(perSlice...)
 	}
-	c.ByEndpoints = true
+	c.ByEndpoints, c.Endpoints = true, w.endpoints
 	return c, ok
 }
 
@@ -262,7 +266,8 @@ func (w *Watcher) selectSource() {
 	rows, listed := w.source.rowsIfListed()
 	if listed {
 		w.mu.Lock()
-		w.deleted = len(rows) == 0 || rows[0].deleting || rows[0].err != nil && rows[0].uid != w.selected.uid
+		w.gone = len(rows) == 0
+		w.deleted = w.gone || rows[0].deleting || rows[0].err != nil && rows[0].uid != w.selected.uid
 		w.mu.Unlock()
 	}
 	switch {

@@ -211,6 +211,20 @@ func TestService(t *testing.T) {
 		_, err = slices.Update(t.Context(), slice("s1", []discoveryv1.EndpointPort{{Port: &port}, {Port: &port}}, &yes), metav1.UpdateOptions{})
 		testkit.NoError(t, err)
 		c.expect("port 0: a@10.0.0.1, endpoint u-x:0 ready true")
+
+		// The Service is deleted, and its slices after it, one by one: the last state stays.
+		_, err = slices.Create(t.Context(), slice("s2", []discoveryv1.EndpointPort{{Port: &port}}, &yes), metav1.CreateOptions{})
+		testkit.NoError(t, err)
+		const last = "port 0: a@10.0.0.1, endpoint u-x:0 ready true, endpoint u-x:9000 ready true"
+		c.expect(last)
+		testkit.NoError(t, services.Delete(t.Context(), "vllm", metav1.DeleteOptions{}))
+		for _, name := range []string{"s1", "s2"} {
+			testkit.NoError(t, slices.Delete(t.Context(), name, metav1.DeleteOptions{}))
+			c.expect(last)
+		}
+		_, err = services.Create(t.Context(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "vllm", UID: "svc2"}, Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "vllm"}}}, metav1.CreateOptions{})
+		testkit.NoError(t, err)
+		c.expect("port 0: a@10.0.0.1")
 	})
 }
 
