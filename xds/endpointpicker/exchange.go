@@ -131,14 +131,17 @@ func (x *exchange) onHeaders(r *extproc.ProcessingRequest, h *extproc.HttpHeader
 		x.subset = testSelection(h.GetHeaders(), h.GetEndOfStream())
 	}
 	authority, contentLength := x.readHeaders(h.GetHeaders())
-	if x.view.pool != nil {
+	switch {
+	case len(x.view.models) == 0: // nothing is known yet: the model may well be served
+		return x.refuse(refuseNoEndpoint(false))
+	case x.view.pool != nil:
 		x.model = x.view.pool
-	} else if s.config.Model != "" {
+	case s.config.Model == "":
+		x.model = x.view.ByHost(authority)
+	default:
 		if x.model = x.view.models[s.config.Model]; x.model == nil {
 			return x.refuse(refuseNoEndpoint(false))
 		}
-	} else {
-		x.model = x.view.ByHost(authority)
 	}
 	step, size := length.Headers{
 		ContentLength: contentLength, Ended: h.GetEndOfStream(), Model: x.model != nil,
