@@ -146,6 +146,7 @@ func TestRefusedValues(t *testing.T) {
 		"fleet.control.listen=0.0.0.0:18000":      `/fleet/control/listen`,
 		"fleet.models=null":                       `missing property 'models'`,
 		"fleetFiles.fleet\\.yaml=x":               `invalid propertyName 'fleet.yaml'`,
+		"fleetFiles.fleet-1\\.yaml=x":             `invalid propertyName 'fleet-1.yaml'`,
 		"migrator.replica.id=r0":                  `/migrator/replica/id`,
 		"image.digest=latest":                     `/image/digest`,
 		"tls.trustDomain=Example.Org":             `/tls/trustDomain`,
@@ -167,6 +168,79 @@ func TestRefusedValues(t *testing.T) {
 	}
 	_, err := helm(t, "template", "cascade", chart, "--kube-version", "1.28.0")
 	testkit.WantError(t, err, "incompatible with Kubernetes v1.28.0")
+}
+
+// numerals are texts that look like numbers: they stand in a rendering only as what they are.
+const numerals = `
+controlPlane:
+  priorityClassName: "70"
+  state: {etcd: {endpoints: ["etcd:2379"], secret: "71", user: "72", passwordSecret: "73"}}
+  discovery: {enabled: true, service: "74"}
+serviceAccount: {name: "75"}
+commonLabels: {team: "76"}
+tls: {controlSecret: "77", eppSecret: "78", trustDomain: "79"}
+metrics: {enabled: true, serviceMonitor: {enabled: true, secret: "80"}}
+epp: {enabled: true, model: "a: b # c", inferencePool: {create: true, name: "81", matchLabels: {app: "82"}}}
+hpa: {enabled: true, model: "83", target: {name: "84"}}
+`
+
+// TestNumerals: names and labels that look like numbers stay texts, also those of the release and of its namespace: the
+// API server refuses numbers in their place.
+func TestNumerals(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "values.yaml")
+	var check func(where string, v any)
+	check = func(where string, v any) {
+		switch v := v.(type) {
+		case map[string]any:
+			for key, value := range v {
+				check(where+"."+key, value)
+			}
+		case []any:
+			for i, value := range v {
+				check(fmt.Sprintf("%s[%d]", where, i), value)
+			}
+		case uint64:
+			if v >= 70 && v <= 84 || v == 123 || v == 456 {
+				t.Errorf("%s is the number %d", where, v)
+			}
+		}
+	}
+	for _, values := range []string{numerals, strings.Replace(numerals, "service:", "pool:", 1)} {
+		testkit.NoError(t, os.WriteFile(path, []byte(values), 0o600))
+		text := testkit.Must(helm(t, "template", "123", chart, "--namespace", "456", "--kube-version", chartKubernetes, "--values", path))
+		for _, o := range objects(t, text) {
+			check(o.String(), map[string]any(o))
+		}
+		if !strings.Contains(text, `- "--model=a: b # c"`) {
+			t.Error("the picker's model is another one")
+		}
+	}
+}
+
+// TestRestarts: an upgrade replaces the Pods whose fleet file changes in more than its replicas, and no others.
+func TestRestarts(t *testing.T) {
+	hashes := func(set string) string {
+		var out []string
+		for _, o := range objects(t, render(t, "--set", "epp.enabled=true", "--set", set)) {
+			if hash := o.text("spec", "template", "metadata", "annotations", "app.cascadeinfer.com/fleet"); hash != "" {
+				out = append(out, hash)
+			}
+		}
+		slices.Sort(out)
+		return strings.Join(out, " ")
+	}
+	was := hashes("controlPlane.replicas=1")
+	for _, set := range []string{
+		"fleet.preset=paper", "fleetFiles.engine\\.json=x", "tls.trustDomain=example.org", "controlPlane.estimator=wasm",
+		"controlPlane.state.persistence.enabled=false",
+	} {
+		if hashes(set) == was {
+			t.Errorf("%s changes a fleet file and replaces no Pod", set)
+		}
+	}
+	if hashes("fleet.replicas[0].id=a,fleet.replicas[0].address=a:1,fleet.replicas[0].peer=a:2,fleet.replicas[0].engine=http://a") != was {
+		t.Error("another list of replicas replaces Pods")
+	}
 }
 
 // perPod has the values of the Pods' environment variables that fleet files name.

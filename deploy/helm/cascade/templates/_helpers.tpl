@@ -22,7 +22,7 @@
 {{/* Labels of the Pods of a component, by which Services and policies select. */}}
 {{- define "cascade.selector" -}}
 app.kubernetes.io/name: cascade
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
@@ -48,7 +48,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 
 {{- define "cascade.pod" -}}
-serviceAccountName: {{ include "cascade.serviceAccount" . }}
+serviceAccountName: {{ include "cascade.serviceAccount" . | quote }}
 automountServiceAccountToken: false
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
@@ -95,9 +95,9 @@ securityContext:
     driver: csi.cert-manager.io
     readOnly: true
     volumeAttributes:
-      csi.cert-manager.io/issuer-name: {{ .issuerName }}
+      csi.cert-manager.io/issuer-name: {{ .issuerName | quote }}
       csi.cert-manager.io/issuer-kind: {{ .issuerKind }}
-      csi.cert-manager.io/issuer-group: {{ .issuerGroup }}
+      csi.cert-manager.io/issuer-group: {{ .issuerGroup | quote }}
       csi.cert-manager.io/duration: {{ .duration }}
       csi.cert-manager.io/uri-names: spiffe://{{ $.root.Values.tls.trustDomain }}/{{ $.role }}/{{ $.name }}
       csi.cert-manager.io/dns-names: {{ $.dns }}
@@ -105,7 +105,7 @@ securityContext:
       csi.cert-manager.io/fs-group: "65532"
 {{- else }}
   secret:
-    secretName: {{ $.secret }}
+    secretName: {{ $.secret | quote }}
     defaultMode: 288
 {{- end }}
 {{- end }}
@@ -113,7 +113,7 @@ securityContext:
 
 {{/* The sections of the fleet file that all components share. */}}
 {{- define "cascade.tls" -}}
-{cert: /etc/cascade/tls/tls.crt, key: /etc/cascade/tls/tls.key, ca: /etc/cascade/tls/ca.crt, trust_domain: {{ .Values.tls.trustDomain }}, plaintext: {{ toJson .Values.tls.plaintext }}}
+{cert: /etc/cascade/tls/tls.crt, key: /etc/cascade/tls/tls.key, ca: /etc/cascade/tls/ca.crt, trust_domain: {{ .Values.tls.trustDomain | quote }}, plaintext: {{ toJson .Values.tls.plaintext }}}
 {{- end -}}
 
 {{/* What is wrong with values that the schema cannot relate to each other. */}}
