@@ -31,7 +31,7 @@ func TestReadNamesTheField(t *testing.T) {
 		{`"weight_seconds":0.008`, `"weight_seconds":0.08`, `"weight_seconds"`},
 		{`"weight_bytes":1000`, `"weight_bytes":-1`, `"weight_bytes"`},
 		{`"max_batch":8`, `"max_batch":8,"ranks":-1`, `"ranks"`},
-		{`0.008}`, `0.008}{}`, `after the closing brace`},
+		{`0.008}`, `0.008}{}`, `data after the JSON value`},
 		{`{"name"`, "{\n\n\"name", `line 3`},
 	} {
 		in := strings.Replace(valid, x.old, x.new, 1)

@@ -9,6 +9,8 @@ import (
 	"io"
 	"path"
 	"strings"
+
+	"github.com/cascadeinfer/cascade/internal/strictjson"
 )
 
 // maxProfileBytes bounds a profile file; real ones are about 2 KiB.
@@ -28,13 +30,8 @@ func Read(r io.Reader) (Profile, error) {
 		return Profile{}, fmt.Errorf("read profile: longer than %d bytes", maxProfileBytes)
 	}
 	var p Profile
-	d := json.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&p); err != nil {
+	if err := strictjson.Unmarshal(data, &p); err != nil {
 		return Profile{}, fmt.Errorf("read profile: %w", describe(err, data))
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return Profile{}, errors.New("read profile: data after the closing brace")
 	}
 	if p.Ranks == 0 {
 		p.Ranks = 1
@@ -50,7 +47,7 @@ func describe(err error, data []byte) error {
 	var syntax *json.SyntaxError
 	if errors.As(err, &syntax) {
 		line := 1 + bytes.Count(data[:min(int(syntax.Offset), len(data))], []byte("\n"))
-		return fmt.Errorf("line %d: %w", line, err)
+		return fmt.Errorf("line %d: %w", line, syntax)
 	}
 	var wrong *json.UnmarshalTypeError
 	if errors.As(err, &wrong) {

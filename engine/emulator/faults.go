@@ -1,15 +1,14 @@
 package emulator
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
+	"github.com/cascadeinfer/cascade/internal/strictjson"
 )
 
 // Faults are what a front end meets at real engines that were started with other options or that
@@ -98,10 +97,8 @@ func handleFault[T any](set func(context.Context, T) error) http.HandlerFunc {
 			writeError(w, bad)
 			return
 		}
-		decoder := json.NewDecoder(bytes.NewReader(body))
-		decoder.DisallowUnknownFields()
 		var v T
-		err := decoder.Decode(&v)
+		err := strictjson.Unmarshal(body, &v)
 		if err == nil {
 			err = set(r.Context(), v)
 		}

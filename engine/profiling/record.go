@@ -2,13 +2,13 @@ package profiling
 
 import (
 	"bufio"
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/strictjson"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -111,10 +111,8 @@ func readLine(in *bufio.Reader) ([]byte, error) {
 
 // add decodes the n-th line.
 func (rec *Record) add(n int, line []byte) error {
-	d := json.NewDecoder(bytes.NewReader(line))
-	d.DisallowUnknownFields()
 	if n == 1 {
-		if err := d.Decode(&rec.Header); err != nil {
+		if err := strictjson.Unmarshal(line, &rec.Header); err != nil {
 			return fmt.Errorf("not a record of \"cascade profile measure\": %w", err)
 		}
 		if rec.Format != Format {
@@ -126,7 +124,7 @@ func (rec *Record) add(n int, line []byte) error {
 		return fmt.Errorf("more than %d cells", maxCells)
 	}
 	var l Log
-	if err := d.Decode(&l); err != nil {
+	if err := strictjson.Unmarshal(line, &l); err != nil {
 		return err
 	}
 	if err := l.validate(); err != nil {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"strconv"
 
+	"github.com/cascadeinfer/cascade/internal/strictjson"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
@@ -65,7 +66,7 @@ func Read(r io.Reader) ([]Call, error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxLine)
 	var first head
-	if !lines.Scan() || strict(lines.Bytes(), &first) != nil || first.Format != Format {
+	if !lines.Scan() || strictjson.Unmarshal(lines.Bytes(), &first) != nil || first.Format != Format {
 		return nil, errors.Join(fmt.Errorf("line 1: must be {\"format\": %q}: this is not a call log", Format), lines.Err())
 	}
 	var frames []Call
@@ -77,7 +78,7 @@ func Read(r io.Reader) ([]Call, error) {
 			return nil, fmt.Errorf("line %d: more than %d frames: split the file", n, Max)
 		}
 		var l line
-		err := strict(lines.Bytes(), &l)
+		err := strictjson.Unmarshal(lines.Bytes(), &l)
 		var f Call
 		if err == nil {
 			f, err = l.read()
@@ -133,18 +134,6 @@ func causeNamed(name string) (host.Cause, error) {
 		}
 	}
 	return 0, fmt.Errorf("cause %q is unknown", name)
-}
-
-func strict(text []byte, to any) error {
-	d := json.NewDecoder(bytes.NewReader(text))
-	d.DisallowUnknownFields()
-	if err := d.Decode(to); err != nil {
-		return err
-	}
-	if _, err := d.Token(); err != io.EOF {
-		return errors.New("data after the JSON object")
-	}
-	return nil
 }
 
 // Write writes a call log that Read reads. It omits fuel that was counted by another

@@ -11,6 +11,7 @@ import (
 	"io"
 	"slices"
 
+	"github.com/cascadeinfer/cascade/internal/strictjson"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
@@ -135,13 +136,8 @@ func Decode(b []byte) (File, error) {
 		return File{}, fmt.Errorf("signature file: %d bytes, the limit is %d", len(b), MaxFile)
 	}
 	var in jsonFile
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&in); err != nil {
+	if err := strictjson.Unmarshal(b, &in); err != nil {
 		return File{}, fmt.Errorf("signature file: %w", err)
-	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return File{}, errors.New("signature file: there is something after the JSON object")
 	}
 	if in.Format != Format {
 		return File{}, fmt.Errorf("signature file: format %.80q, this version reads %s: sign the module anew", in.Format, Format)

@@ -1,17 +1,16 @@
 package slothost
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 
 	"github.com/cascadeinfer/cascade/internal/atomicfile"
+	"github.com/cascadeinfer/cascade/internal/strictjson"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
@@ -130,13 +129,8 @@ func readHistory(name string) (map[string]history, error) {
 // decodeHistory decodes the content of a file.
 func decodeHistory(b []byte) (map[string]history, error) {
 	var file historyFile
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	if err := d.Decode(&file); err != nil {
+	if err := strictjson.Unmarshal(b, &file); err != nil {
 		return nil, err
-	}
-	if _, err := d.Token(); err != io.EOF {
-		return nil, errors.New("data after the JSON object")
 	}
 	if file.Format != historyFormat {
 		return nil, fmt.Errorf("format %.80q: must be %s", file.Format, historyFormat)

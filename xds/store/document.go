@@ -1,13 +1,11 @@
 package store
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/strictjson"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
@@ -63,7 +61,7 @@ func encode(o Object) ([]byte, error) {
 // decode returns the object of a stored form, which it does not validate.
 func decode(body []byte) (Object, error) {
 	var d document
-	if err := decodeStrict(body, &d); err != nil {
+	if err := strictjson.Unmarshal(body, &d); err != nil {
 		return Object{}, err
 	}
 	o := d.Object.inUTC()
@@ -79,19 +77,6 @@ func decode(body []byte) (Object, error) {
 		o.Plans = append(o.Plans, p)
 	}
 	return o, nil
-}
-
-// decodeStrict decodes one JSON value without unknown fields.
-func decodeStrict(body []byte, into any) error {
-	dec := json.NewDecoder(bytes.NewReader(body))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(into); err != nil {
-		return fmt.Errorf("byte %d: %w", dec.InputOffset(), err)
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return fmt.Errorf("byte %d: more than one JSON object", dec.InputOffset())
-	}
-	return nil
 }
 
 // inUTC returns the lease with its time in UTC, without a monotonic clock.

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/cascadeinfer/cascade/internal/strictjson"
 )
 
 // format is the number of the format of a root and of what it names.
@@ -67,7 +69,7 @@ func decodeRoot(data []byte) (rootDocument, error) {
 		return d, fmt.Errorf("%w: format %d, and this program reads %d: start a version that reads it, "+
 			"or remove it to begin with a first plan", ErrFormat, head.Format, format)
 	}
-	err := decodeStrict(data, &d)
+	err := strictjson.Unmarshal(data, &d)
 	if err == nil && d.Format != format {
 		err = fmt.Errorf("format %d: must be %d", d.Format, format)
 	}

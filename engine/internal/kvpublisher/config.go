@@ -1,15 +1,14 @@
 package kvpublisher
 
 import (
-	"bytes"
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"strconv"
 	"strings"
+
+	"github.com/cascadeinfer/cascade/internal/strictjson"
 )
 
 // Config is vLLM's --kv-events-config. The zero value of each number and of Endpoint is vLLM's default.
@@ -42,14 +41,7 @@ const (
 // ParseConfig decodes the JSON of vLLM's --kv-events-config. It refuses fields that vLLM does not have.
 func ParseConfig(text string) (Config, error) {
 	c := Config{BufferSteps: defaultBuffer, HighWater: defaultHigh, MaxQueue: defaultQueue}
-	decoder := json.NewDecoder(bytes.NewReader([]byte(text)))
-	decoder.DisallowUnknownFields()
-	err := decoder.Decode(&c)
-	if err == nil {
-		if _, more := decoder.Token(); !errors.Is(more, io.EOF) {
-			err = errors.New("more than one JSON object")
-		}
-	}
+	err := strictjson.Unmarshal([]byte(text), &c)
 	if err == nil && min(c.BufferSteps, c.HighWater, c.MaxQueue) < 1 {
 		err = errors.New("buffer_steps, hwm and max_queue_size must be positive")
 	}

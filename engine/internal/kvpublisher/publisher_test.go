@@ -285,7 +285,7 @@ func TestParseConfig(t *testing.T) {
 	}
 	for text, want := range map[string]string{
 		``:                             "EOF",
-		`{} {}`:                        "more than one",
+		`{} {}`:                        "data after",
 		`[]`:                           "cannot unmarshal",
 		`{"port":1}`:                   `unknown field "port"`,
 		`{"publisher":"kafka"}`:        "must be zmq or null",
