@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
@@ -122,9 +123,10 @@ func newID() string {
 	return hex.EncodeToString(id[:])
 }
 
-// putPart stores a part, which is in the root if it has at most inline bytes.
+// putPart stores a part, which is in the root if it has at most inline bytes there.
 func (s *Store) putPart(ctx context.Context, body []byte, inline int) (part, error) {
-	if len(body) <= inline {
+	var indented bytes.Buffer // as swapRoot writes it: up to three times as long
+	if len(body) <= inline && json.Indent(&indented, body, "    ", "  ") == nil && indented.Len() <= inline {
 		return part{Inline: body}, nil
 	}
 	p := pointer{ID: newID(), SHA256: sumOf(body), Size: len(body)}

@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/etcdtest"
 	"github.com/cascadeinfer/cascade/xds/internal/storetest"
 	"github.com/cascadeinfer/cascade/xds/kubetest"
@@ -65,6 +66,22 @@ func testConformance(t *testing.T, a api) {
 		name := newName()
 		return func() store.Backend { return a.open(t, name) }
 	})
+}
+
+// TestStateOfAnySize checks that a state which fits into the Lease's annotation is stored there, and one that would not
+// once it is indented is stored beside it.
+func TestStateOfAnySize(t *testing.T) {
+	t.Parallel()
+	s := store.New(simulated(kubetest.Simulate(t)).open(t, newName()))
+	o, v, err := storetest.Object(1), store.Version(""), error(nil)
+	for n := range 5000 {
+		o.Weights = append(o.Weights, store.Weight{Replica: policies.ReplicaID(fmt.Sprint("w", n)), Weight: 2})
+		if n%500 == 0 {
+			if v, err = s.CompareAndSwap(t.Context(), v, o); err != nil {
+				t.Fatalf("%d weights: %v", n+1, err)
+			}
+		}
+	}
 }
 
 // TestLease checks that the Lease says who leads, and that what others add to its metadata stays.
