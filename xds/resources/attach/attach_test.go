@@ -194,11 +194,16 @@ func TestGRPC(t *testing.T) {
 		"bad address":      {Control: []string{"x"}, NodeID: "n"},
 		"half of TLS":      {Control: here, NodeID: "n", TLS: attach.TLSFiles{Cert: "c"}},
 		"not JSON":         {Control: here, Bootstrap: []byte("x")},
+		"null":             {Control: here, Bootstrap: []byte("null")},
 		"bad authorities":  {Control: here, Bootstrap: []byte(`{"authorities": 1}`)},
 	} {
 		if _, err := attach.GRPCBootstrap(c); err == nil {
 			t.Errorf("%s: no error", name)
 		}
+	}
+	out, err = attach.GRPCBootstrap(attach.GRPCConfig{Control: here, Bootstrap: []byte(`{"authorities": null}`)})
+	if err != nil || !strings.Contains(string(out), `"cascade": {`) {
+		t.Errorf("without authorities: %s, %v", out, err)
 	}
 }
 

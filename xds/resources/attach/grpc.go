@@ -3,6 +3,7 @@ package attach
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -83,6 +84,9 @@ func (c GRPCConfig) render() ([]byte, error) {
 		if err := json.Unmarshal(c.Bootstrap, &boot); err != nil {
 			return nil, fmt.Errorf("the client's bootstrap: %w", err)
 		}
+		if boot == nil {
+			return nil, errors.New("the client's bootstrap is null: give an object, or no bootstrap")
+		}
 	} else {
 		if c.NodeID == "" {
 			return nil, fmt.Errorf("node id: every client needs one of its own")
@@ -97,11 +101,14 @@ func (c GRPCConfig) render() ([]byte, error) {
 			return nil, err
 		}
 	}
-	authorities := make(map[string]json.RawMessage)
+	var authorities map[string]json.RawMessage
 	if raw, ok := boot["authorities"]; ok {
 		if err := json.Unmarshal(raw, &authorities); err != nil {
 			return nil, fmt.Errorf("the client's bootstrap: authorities: %w", err)
 		}
+	}
+	if authorities == nil { // none, or null
+		authorities = make(map[string]json.RawMessage)
 	}
 	if err := setJSON(authorities, resources.Authority, authority{resources.FederatedListenerTemplate, servers}); err != nil {
 		return nil, err
