@@ -12,9 +12,6 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 )
 
-// maxPodInfo bounds a file of labels or annotations.
-const maxPodInfo = 1 << 20
-
 // OwnFleet returns the fleet file of the migrator in one Pod: the rules' Base with the
 // Pod's replica and its model alone. The replica is the one that a decision makes of the
 // Pod, but for its drain. port is where it serves clients.
@@ -45,9 +42,6 @@ func OwnFleet(rules Rules, pod Pod, port int) (config.Replica, []byte, error) {
 // ParsePodInfo adds to settings the labels or annotations with Prefix of a file of the
 // downward API, which has a line KEY="VALUE" for each, escaped as in Go.
 func ParsePodInfo(text []byte, settings map[string]string) error {
-	if len(text) > maxPodInfo {
-		return fmt.Errorf("larger than %d KiB", maxPodInfo>>10)
-	}
 	n := 0
 	for line := range strings.Lines(string(text)) {
 		n++

@@ -70,7 +70,7 @@ func TestParsePodInfo(t *testing.T) {
 	if want := map[string]string{Prefix + "tp": "2", Prefix + "model": "a\nb=\"c\""}; !maps.Equal(settings, want) {
 		t.Errorf("got %q", settings)
 	}
-	for _, bad := range []string{"x", "x=y", "x=`y`", "x='y'", "x=\"y", "=", strings.Repeat("#", maxPodInfo+1)} {
+	for _, bad := range []string{"x", "x=y", "x=`y`", "x='y'", "x=\"y", "="} {
 		if err := ParsePodInfo([]byte(bad), settings); err == nil {
 			t.Errorf("%.20q is accepted", bad)
 		}
