@@ -3,6 +3,7 @@ package discovery
 import (
 	"cmp"
 	"fmt"
+	"net"
 	"regexp"
 	"slices"
 	"strconv"
@@ -33,6 +34,9 @@ func (d *decider) resolveKinds() {
 			wanted[c] = c.replica
 			former := d.known[c.Replica]
 			former.Drain = c.replica.Drain
+			if hostOf(former.Address) != hostOf(c.replica.Address) { // another Pod may have the former address now
+				former.Address, former.Peer, former.Admin = c.replica.Address, c.replica.Peer, c.replica.Admin
+			}
 			c.replica = former
 		default:
 			added[kind] = append(added[kind], c)
@@ -58,6 +62,11 @@ func (d *decider) resolveKinds() {
 			c.leaveOut("%s", tooManyKinds)
 		}
 	}
+}
+
+func hostOf(address string) string {
+	host, _, _ := net.SplitHostPort(address)
+	return host
 }
 
 var tooManyKinds = fmt.Sprintf("the Pods differ in more than %d combinations of model, profile, tp, capacity and role", maxKinds)
