@@ -77,6 +77,7 @@ type harness struct {
 	status  atomic.Pointer[frontend.Status]
 	extra   atomic.Pointer[Extra]
 	replies chan Reply
+	log     testkit.Log
 	stop    context.CancelFunc
 	done    chan error
 }
@@ -94,7 +95,7 @@ func runHarness(t *testing.T, test func(t *testing.T, w *harness)) {
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return lis.DialContext(ctx) }))
 		testkit.NoError(t, err)
 		u, err := New(Config{Conn: conn, Replica: "r0", Model: "m", Status: func() frontend.Status { return *w.status.Load() }, Changed: w.changed,
-			Extra: func() Extra { return *w.extra.Load() }, OnReply: func(r Reply) { w.replies <- r }})
+			Extra: func() Extra { return *w.extra.Load() }, OnReply: func(r Reply) { w.replies <- r }, Logger: w.log.Logger()})
 		testkit.NoError(t, err)
 		w.Reporter = u
 		ctx, cancel := context.WithCancel(t.Context())
@@ -317,6 +318,10 @@ func TestReconnects(t *testing.T) {
 		back := time.Since(w.start)
 		if r := <-w.got; r.Sequence != 1 || r.at-back > maxRetryDelay {
 			t.Errorf("report %d came %v after the control plane", r.Sequence, r.at-back)
+		}
+		time.Sleep(time.Second)
+		if n := w.log.Count("reporting to control plane again"); n != 1 {
+			t.Errorf("the end of an outage is logged %d times:\n%s", n, &w.log)
 		}
 	})
 }

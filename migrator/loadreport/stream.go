@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"math/rand/v2"
 	"sync"
 	"time"
@@ -38,7 +39,7 @@ func (l *reportStream) run(ctx context.Context) {
 	pause, was := minRetryDelay, ""
 	var logged time.Time // when was was logged; zero without an outage
 	for {
-		answered, err := l.runStream(ctx)
+		answered, err := l.runStream(ctx, log, !logged.IsZero())
 		if ctx.Err() != nil {
 			return
 		}
@@ -64,8 +65,8 @@ func (l *reportStream) run(ctx context.Context) {
 var errSilent = fmt.Errorf("the control plane has not answered for %v", replyTimeout)
 
 // runStream runs one stream to its end. answered reports whether the control plane has
-// answered a report.
-func (l *reportStream) runStream(ctx context.Context) (answered bool, err error) {
+// answered a report. outage reports whether an outage was logged, whose end is logged then.
+func (l *reportStream) runStream(ctx context.Context, log *slog.Logger, outage bool) (answered bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	// Send and Recv have no deadline: a stream that stalls in either direction is
@@ -90,7 +91,9 @@ func (l *reportStream) runStream(ctx context.Context) (answered bool, err error)
 				return
 			}
 			watch.Reset(replyTimeout)
-			replies++
+			if replies++; replies == 1 && outage {
+				log.Warn("reporting to control plane again")
+			}
 			l.handleReply(reply)
 		}
 	})

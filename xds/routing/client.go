@@ -130,6 +130,7 @@ type Client struct {
 	cfg       Config
 	latest    atomic.Pointer[Snapshot]
 	connected atomic.Bool
+	outage    bool // an outage was logged, and not its end; owned by Run
 }
 
 // New checks the config. It starts nothing.
@@ -206,6 +207,7 @@ func (c *Client) logDisconnect(server Server, err error) {
 		log = log.With("target", server.Target)
 	}
 	log.Warn("control plane unreachable; retrying with the last configuration in use", "error", err)
+	c.outage = true
 }
 
 func (c *Client) dial(s Server) (*grpc.ClientConn, error) {
@@ -285,7 +287,11 @@ func (c *Client) runStream(ctx context.Context, server Server, m *machine) (hear
 			if !heard {
 				heard = true
 				c.connected.Store(true)
-				c.cfg.Logger.Info("control plane connected", "target", server.Target)
+				level := slog.LevelInfo
+				if c.outage {
+					level, c.outage = slog.LevelWarn, false
+				}
+				c.cfg.Logger.Log(ctx, level, "control plane connected", "target", server.Target)
 				if c.cfg.OnStream != nil {
 					beside.Go(func() { c.cfg.OnStream(ctx, server.Conn) })
 				}

@@ -113,7 +113,9 @@ func (s *adsServer) expect(t *testing.T, want string) {
 }
 
 func TestStreamReconnects(t *testing.T) {
-	s, u, c := start(t)
+	var log testkit.Log
+	s, conn := serve(t)
+	u, c := follow(t, Config{Conn: conn, Logger: log.Logger()})
 	s.expect(t, "Routing node=n1 subscribe=cascade")
 	if first := <-u; first.Plan() != nil || first.Slots == nil {
 		t.Fatal("the first snapshot should be empty")
@@ -133,6 +135,10 @@ func TestStreamReconnects(t *testing.T) {
 	s.expect(t, "Routing ACK 1")
 	if got := <-u; got.Routing.Epoch != 8 || c.Snapshot() != got {
 		t.Fatalf("plan 8 is not there: %+v", got)
+	}
+	// An operator who reads of an outage reads of its end, too.
+	if n := log.Count("level=WARN msg=\"control plane connected\""); n != 1 {
+		t.Errorf("the end of an outage is logged %d times:\n%s", n, &log)
 	}
 }
 
