@@ -179,7 +179,7 @@ func (s *settings) repeat(
 	tick := time.NewTicker(f.every)
 	defer tick.Stop()
 	for {
-		if !s.JSON {
+		if !s.JSON && isTerminal(s.Stdout) {
 			fmt.Fprint(s.Stdout, clearScreen)
 		}
 		err := p.ask(func(base *url.URL) error { return output(ctx, base) })

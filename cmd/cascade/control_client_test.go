@@ -2,9 +2,11 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"strings"
 	"testing"
@@ -76,4 +78,22 @@ func cutAfter(l net.Listener, said string) error {
 	}
 	_, err = io.WriteString(c, said)
 	return err
+}
+
+// TestWatchInPipe checks that what is repeated into a pipe has no control sequences of terminals.
+func TestWatchInPipe(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	asked := 0
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if asked++; asked > 2 {
+			cancel()
+		}
+		io.WriteString(w, `{"migrations": []}`)
+	}))
+	defer server.Close()
+	var out, errs strings.Builder
+	code := run(ctx, []string{"migrations", "--watch", "--every", "100ms", "--control", server.URL}, &out, &errs)
+	if n := strings.Count(out.String(), "No request has migrated yet."); code != 0 || n < 2 || strings.Contains(out.String(), "\x1b") {
+		t.Errorf("code %d, %d outputs: %q, %q", code, n, out.String(), errs.String())
+	}
 }

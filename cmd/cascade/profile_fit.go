@@ -122,10 +122,8 @@ func (s *settings) fitProfile(path string, f *fitFlags) error {
 	if s.JSON {
 		return s.Print(out)
 	}
-	for _, t := range []report.Table{report.Coefficients(out.Fitted), report.PredictionErrors(out.Fitted), report.ErrorHistogram(out.Fitted)} {
-		if err := t.Text(s.Stdout); err != nil {
-			return err
-		}
+	if err := report.WriteTables(s.Stdout, report.Coefficients(out.Fitted), report.PredictionErrors(out.Fitted), report.ErrorHistogram(out.Fitted)); err != nil {
+		return err
 	}
 	if f.out != "" {
 		fmt.Fprintf(s.Stdout, "The profile is in %s: write \"profile: %s\" in the fleet file, or give it to --profile.\n", f.out, f.out)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"strings"
 	"time"
@@ -119,6 +120,9 @@ func parseHeaders(lines []string) (http.Header, error) {
 
 // replay replays the source against a running endpoint.
 func (s *settings) replay(ctx context.Context, src *traceFlags, f *replayFlags, header http.Header, slo replay.SLO) (err error) {
+	if !(f.speed > 0) || math.IsInf(f.speed, 0) {
+		return fmt.Errorf("--speed %v: must be above 0", f.speed)
+	}
 	requests, name, err := src.readWithin(f.context)
 	if err != nil {
 		return err
@@ -184,13 +188,11 @@ func (s *settings) showReplay(res replay.Result, dir string) error {
 		if len(res.Stages) > 0 {
 			tables = append(tables, report.Stages(res))
 		}
-		for _, t := range tables {
-			if err := t.Text(s.Stdout); err != nil {
-				return err
-			}
+		if err := report.WriteTables(s.Stdout, tables...); err != nil {
+			return err
 		}
 		if dir != "" {
-			fmt.Fprintf(s.Stdout, "Plots, requests and results are in %s.\n", dir)
+			fmt.Fprintf(s.Stdout, "\nPlots, requests and results are in %s.\n", dir)
 		}
 	}
 	if n := res.Failed(); n > 0 {

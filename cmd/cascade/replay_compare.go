@@ -312,10 +312,8 @@ func (c *presetComparison) show(s *settings, outcomes []presetResult) error {
 		fmt.Fprintln(s.Stdout, sentences[0])
 	}
 	tables := append(resultTables(results), report.Stages(last.Result), fleetview.PlanTable("Plan of "+last.Result.Name, last.Plan))
-	for _, t := range tables {
-		if err := t.Text(s.Stdout); err != nil {
-			return err
-		}
+	if err := report.WriteTables(s.Stdout, tables...); err != nil {
+		return err
 	}
 	c.writeSpeed(s.Stdout, outcomes)
 	p := last.Placed

@@ -403,13 +403,11 @@ func (s *settings) showSimulation(results []sim.Result, dir string) error {
 	if plans := report.SimulatedPlans(results); len(plans.Rows) > 0 {
 		tables = append(tables, plans)
 	}
-	for _, t := range tables {
-		if err := t.Text(s.Stdout); err != nil {
-			return err
-		}
+	if err := report.WriteTables(s.Stdout, tables...); err != nil {
+		return err
 	}
 	if dir != "" {
-		fmt.Fprintf(s.Stdout, "Plots, requests and results are in %s.\n", filepath.Clean(dir))
+		fmt.Fprintf(s.Stdout, "\nPlots, requests and results are in %s.\n", filepath.Clean(dir))
 	}
 	return nil
 }

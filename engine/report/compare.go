@@ -28,7 +28,7 @@ func Runs(results []replay.Result) Table {
 			FormatNumber(r.Engine.RequestsPerSecond), FormatNumber(r.Engine.TokensPerSecond),
 		}
 		if measured {
-			row = append(row, known(percent(r.IdleCPU), r.IdleCPU >= 0), known(percent(r.IdleCPUWorst), r.IdleCPU >= 0))
+			row = append(row, known(percent(r.IdleCPU), r.IdleCPU >= 0), known(percent(r.IdleCPUWorst), r.IdleCPUWorst >= 0))
 		}
 		t.Rows = append(t.Rows, row)
 	}
@@ -94,12 +94,13 @@ func Latencies(results []replay.Result) Table {
 		p99 := func(r replay.Result) float64 { return m.of(r.Engine.Latency).P99 }
 		for i, r := range results {
 			s := m.of(r.Engine.Latency)
+			time := func(t float64) string { return known(FormatTime(t), s.Count > 0) }
 			label := m.String()
 			if i > 0 {
 				label = ""
 			}
 			t.Rows = append(t.Rows, []string{
-				label, name(r), FormatTime(s.Mean), FormatTime(s.P50), FormatTime(s.P95), FormatTime(s.P99), ratio(results, i, mean), ratio(results, i, p99),
+				label, name(r), time(s.Mean), time(s.P50), time(s.P95), time(s.P99), ratio(results, i, mean), ratio(results, i, p99),
 			})
 		}
 	}
@@ -145,10 +146,11 @@ func Classes(results []replay.Result) Table {
 		}
 		for j, r := range results {
 			g := r.Engine.Classes[i]
+			time := func(s replay.Summary, t float64) string { return known(FormatTime(t), s.Count > 0) }
 			row := []string{
 				fmt.Sprintf("%s (%d)", policies.LengthRange(g.Low, g.High), g.Requests), name(r), strconv.Itoa(g.Failed),
-				FormatTime(g.TTFT.Mean), FormatTime(g.TTFT.P99), FormatTime(g.TPOT.Mean), FormatTime(g.TPOT.P99),
-				FormatTime(g.Normalised.Mean), FormatTime(g.Normalised.P99),
+				time(g.TTFT, g.TTFT.Mean), time(g.TTFT, g.TTFT.P99), time(g.TPOT, g.TPOT.Mean), time(g.TPOT, g.TPOT.P99),
+				time(g.Normalised, g.Normalised.Mean), time(g.Normalised, g.Normalised.P99),
 				ratio(results, j, func(r replay.Result) float64 { return r.Engine.Classes[i].Normalised.Mean }),
 			}
 			if j > 0 {

@@ -145,6 +145,19 @@ func (t Table) pretty() table.Writer {
 	return pretty
 }
 
+// WriteTables writes tables for a terminal, with an empty line between them.
+func WriteTables(w io.Writer, tables ...Table) error {
+	for i, t := range tables {
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		if err := t.Text(w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (t Table) write(w io.Writer, body string) error {
 	if _, err := io.WriteString(w, body+"\n"); err != nil {
 		return fmt.Errorf("write the table: %w", err)

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -60,6 +61,20 @@ func TestIdleUnknown(t *testing.T) {
 	got := Runs([]replay.Result{simulated, {Name: "measured", IdleCPU: 0.5, IdleCPUWorst: 0.25}})
 	if got.Rows[0][7] != "–" || got.Rows[0][8] != "–" || got.Rows[1][7] != "50.0 %" {
 		t.Errorf("%v", got.Rows)
+	}
+	short := replay.Result{Name: "less than a second", IdleCPU: 0.5, IdleCPUWorst: -1}
+	if got := Runs([]replay.Result{short}).Rows[0][8]; got != "–" {
+		t.Errorf("the worst second of a run without one: %s", got)
+	}
+}
+
+// TestNoneCompleted prints no times for requests that all failed: 0 would be the best of all.
+func TestNoneCompleted(t *testing.T) {
+	failed := replay.Result{Name: "failed", Requests: 3, Engine: replay.Metrics{Classes: []replay.Group{{High: 1024, Requests: 3, Failed: 3}}}}
+	for _, row := range append(Latencies([]replay.Result{failed}).Rows, Classes([]replay.Result{failed}).Rows...) {
+		if slices.Contains(row, "0") {
+			t.Errorf("%q", row)
+		}
 	}
 }
 

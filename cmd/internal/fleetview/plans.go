@@ -58,7 +58,7 @@ func WriteHistory(w io.Writer, p control.PlanHistory) error {
 	for _, old := range p.History {
 		past.Rows = append(past.Rows, []string{old.Model, fmt.Sprint(old.Epoch), cutList(old.Cuts), join(old.Counts, "+")})
 	}
-	return WriteTables(w, t, past)
+	return report.WriteTables(w, t, past)
 }
 
 // actorName returns the name of the user or component that made a change.

@@ -53,10 +53,15 @@ func WritePolicies(w io.Writer, p control.Policies) error {
 			t.Rows = append(t.Rows, hostRows(slot.Slot, n)...)
 		}
 	}
-	if len(t.Rows) == 0 {
-		return slotTable(p).Text(w)
+	slots := slotTable(p)
+	switch {
+	case len(slots.Rows) == 0: // modules are disabled
+		_, err := fmt.Fprintln(w, strings.Join(slots.Notes, "\n"))
+		return err
+	case len(t.Rows) == 0:
+		return slots.Text(w)
 	}
-	return WriteTables(w, slotTable(p), t)
+	return report.WriteTables(w, slots, t)
 }
 
 // WriteSlots prints slots, and the hosts that differ from most others.
@@ -74,7 +79,7 @@ func WriteSlots(w io.Writer, p control.Policies) error {
 		tables = append(tables, t)
 	}
 	fmt.Fprintln(w)
-	return WriteTables(w, tables...)
+	return report.WriteTables(w, tables...)
 }
 
 func hostTable(title string) report.Table {
@@ -147,6 +152,9 @@ func hostRows(slot lifecycle.Kind, n control.PolicyNode) (rows [][]string) {
 			continue
 		}
 		state := l.Phase.String()
+		if l.Phase == lifecycle.RolledBack {
+			state = "rolled back"
+		}
 		switch {
 		case l.Generation == n.Candidate && n.Scope != "":
 			state += " for " + n.Scope

@@ -80,7 +80,11 @@ func readyLine(st control.Status) string {
 	if st.Verdict == control.Starting {
 		return "STARTING: there is no plan yet"
 	}
-	return fmt.Sprintf("OK: %d of %s take requests", healthy, cli.Plural(all, "replica"))
+	verb := "take"
+	if all == 1 {
+		verb = "takes"
+	}
+	return fmt.Sprintf("OK: %d of %s %s requests", healthy, cli.Plural(all, "replica"), verb)
 }
 
 // count returns 1 for true and 0 for false.
@@ -175,6 +179,9 @@ func proxyLines(st control.Status) string {
 		}
 		if state != "current" {
 			why := cmp.Or(n.Reason, n.LastError)
+			if why == "" && state == "unlisted" {
+				why = "add it to proxy.nodes if it is the fleet's: no roll-out waits for it"
+			}
 			lines = append(lines, strings.TrimSuffix(fmt.Sprintf("  %s: %s, epoch %s; %s", n.ID, state, epochOf(n), why), "; "))
 		}
 	}

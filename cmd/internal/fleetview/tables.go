@@ -43,20 +43,7 @@ func WriteStatus(w io.Writer, st control.Status) error {
 	if len(st.History) > 0 {
 		tables = append(tables, historyTable(st.History))
 	}
-	return WriteTables(w, tables...)
-}
-
-// WriteTables prints tables with an empty line between them.
-func WriteTables(w io.Writer, tables ...report.Table) error {
-	for i, t := range tables {
-		if i > 0 {
-			fmt.Fprintln(w)
-		}
-		if err := t.Text(w); err != nil {
-			return err
-		}
-	}
-	return nil
+	return report.WriteTables(w, tables...)
 }
 
 // faultLines returns a line for each fault, or "". Faults that make requests or orders fail come first.

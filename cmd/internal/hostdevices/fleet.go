@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/fleetview"
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
@@ -166,7 +165,7 @@ func (m modelDevices) text(ctx context.Context, w io.Writer, all bool) error {
 	if len(t.Rows) == 0 {
 		return hosts.Text(w)
 	}
-	return fleetview.WriteTables(w, hosts, t)
+	return report.WriteTables(w, hosts, t)
 }
 
 func topologyCells(r control.Device) []string {

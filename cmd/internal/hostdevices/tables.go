@@ -33,12 +33,9 @@ func (k Report) Text(w io.Writer, all bool) error {
 	if _, err := fmt.Fprintf(w, "%s: %s of memory, %s free; %s; %s\n", m.Name, gib(m.Memory.Total), gib(m.Memory.Free), numa(m), driver); err != nil {
 		return err
 	}
-	for _, t := range []report.Table{gpuTable(m), nicTable(m), k.pairTable(all)} {
-		if len(t.Rows) > 0 {
-			if err := t.Text(w); err != nil {
-				return err
-			}
-		}
+	tables := slices.DeleteFunc([]report.Table{gpuTable(m), nicTable(m), k.pairTable(all)}, func(t report.Table) bool { return len(t.Rows) == 0 })
+	if err := report.WriteTables(w, tables...); err != nil {
+		return err
 	}
 	for _, l := range []struct {
 		title string
