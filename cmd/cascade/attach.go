@@ -136,8 +136,12 @@ func (a *attachFlags) flags(c *cobra.Command, target string) {
 	f := c.Flags()
 	if target != "httproute" {
 		f.StringArrayVar(&a.control, "control", nil, "host:port of the control plane, where it is not control.listen of the file; may be repeated")
-		f.StringVar(&a.nodeID, "node-id", wiring.DefaultNodeID("grpc"), "name of the client: for its certificate, and in a new gRPC bootstrap")
-		f.Lookup("node-id").DefValue = "grpc@<host name>"
+		kind, usage := "envoy", "node id of the Envoy, which {name} in the paths of its certificate stands for"
+		if target == "grpc" {
+			kind, usage = "grpc", "name of the client: for its certificate, and in a new bootstrap"
+		}
+		f.StringVar(&a.nodeID, "node-id", wiring.DefaultNodeID(kind), usage)
+		f.Lookup("node-id").DefValue = kind + "@<host name>"
 	}
 	switch target {
 	case "envoy", "eg", "istio":
@@ -271,7 +275,7 @@ func configParts(h *attach.EnvoyConfig) ([]configPart, error) {
 		{"http_connection_manager", fmt.Sprintf("Merge into the HttpConnectionManager of the listener that Cascade is to route:\nrds takes the place of its route table, and the filters go before the router.\nGive the listener itself per_connection_buffer_limit_bytes: %d.", h.ConnectionBuffer), h.Manager, h.Manager != nil},
 		{"listener", "Add to static_resources.listeners, or to what your LDS serves.", h.Listener, h.Listener != nil},
 		{"route", "Add to the routes of your virtual host; the match is yours to narrow." + counted, h.Route, h.Route != nil},
-		{"bootstrap", "Merge into Envoy's bootstrap; this takes a restart. Without an overload manager, clients that\nread no answers can fill the host's memory.", h.Bootstrap, h.Bootstrap != nil},
+		{"bootstrap", "Merge into Envoy's bootstrap; this takes a restart. Envoy needs a node id and a cluster name, there\nor as --service-node and --service-cluster; the fleet file lists the id in proxy.nodes. Without an\noverload manager, clients that read no answers can fill the host's memory.", h.Bootstrap, h.Bootstrap != nil},
 	} {
 		if !p.there {
 			continue

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"log/slog"
+	"net/netip"
 	"strings"
 
 	"github.com/goccy/go-yaml"
@@ -117,7 +119,7 @@ func (s *settings) attachGateway(cmd *cobra.Command, fleet wiring.Fleet, a *atta
 	if namespace != "" && k.namespace != "" && namespace != k.namespace {
 		return cli.Usagef(cmd, "--namespace %s: an EnvoyPatchPolicy must be in the namespace of its Gateway, %s", k.namespace, namespace)
 	}
-	c, err := a.config(fleet)
+	c, err := s.clusterConfig(fleet, a)
 	if err != nil {
 		return err
 	}
@@ -130,7 +132,7 @@ func (s *settings) attachGateway(cmd *cobra.Command, fleet wiring.Fleet, a *atta
 // attachIstio prints an EnvoyFilter.
 func (s *settings) attachIstio(cmd *cobra.Command, fleet wiring.Fleet, a *attachFlags) error {
 	k := &a.kubernetes
-	c, err := a.config(fleet)
+	c, err := s.clusterConfig(fleet, a)
 	if err != nil {
 		return err
 	}
@@ -144,6 +146,17 @@ func (s *settings) attachIstio(cmd *cobra.Command, fleet wiring.Fleet, a *attach
 	}
 	o, err := attach.EnvoyFilter(f)
 	return s.printObject(o, err, istioComment)
+}
+
+// clusterConfig returns the configuration for a gateway in a cluster, which cannot reach a control plane on loopback.
+func (s *settings) clusterConfig(fleet wiring.Fleet, a *attachFlags) (attach.Config, error) {
+	c, err := a.config(fleet)
+	for _, address := range c.Control {
+		if a, err := netip.ParseAddrPort(address); err == nil && a.Addr().IsLoopback() {
+			s.Announce(slog.LevelWarn, "%s: a gateway in a cluster does not reach it: name the control plane's address there with --control", address)
+		}
+	}
+	return c, err
 }
 
 // printObject prints an object as YAML with a comment, or as JSON.

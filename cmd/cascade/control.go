@@ -29,8 +29,9 @@ waits for "cascade config check --confirm". Other changes need a restart, which 
 with "state" set, the plan and the counters are kept.
 
 With "control.peers" set, several control planes share "state", a directory of their
-host or etcd (or Kubernetes: see "cascade-kube control"), and serve the same resources. One of them leads and plans; if it fails, another one leads within
-5 s, and proxies and migrators continue with those that are left. All have the same fleet file, whose
+host or etcd (or Kubernetes: see "cascade-kube control"), and serve the same resources.
+One of them leads and plans; if it fails, another one leads within 5 s, and proxies and
+migrators continue with those that are left. All have the same fleet file, whose
 control.listen and control.peers name them all; each is started with a --listen and an
 --admin of its own, and with a --name, or else its name is its host and port. With
 tls.trust_domain, {name} in the paths of its certificate is that name.`,

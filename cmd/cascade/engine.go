@@ -71,7 +71,7 @@ else the first. It runs no kernels there.`,
 				r.Model, r.Engine = model.Name, "http://"+listen
 			} else if w, err = file.load(cmd); err == nil {
 				if r, err = w.Replica(replica); err != nil {
-					err = fmt.Errorf("--replica: %w", err)
+					return cli.Usagef(cmd, "--replica: %w", err)
 				}
 				field = "engine of replica " + r.ID
 			}

@@ -3,6 +3,7 @@ package main
 import (
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 )
@@ -21,6 +22,11 @@ func TestHelp(t *testing.T) {
 		checked++
 		if c.Short == "" || !c.Runnable() || c.InheritedFlags().Lookup("json") == nil && c.HasParent() {
 			t.Errorf("%s: %q, runnable %v", c.CommandPath(), c.Short, c.Runnable())
+		}
+		for line := range strings.Lines(c.Long) {
+			if utf8.RuneCountInString(line) > 120 {
+				t.Errorf("the help of %q has a line that is too long for a terminal: %s", c.CommandPath(), line)
+			}
 		}
 		if !strings.Contains(c.Example, c.CommandPath()) && !strings.Contains(c.Long, "  "+c.Root().Name()+" ") && !c.HasSubCommands() {
 			t.Errorf("the help of %q has no example", c.CommandPath())

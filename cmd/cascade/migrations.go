@@ -33,9 +33,10 @@ newest first: those in progress and the latest that have ended.
 
 Columns:
   cause    growth (longer than its stage), cheaper (it costs less elsewhere), outlier
-           (with preset paper: its replica has more than its share), drain, spill (its replica is full), prefill (a prefill replica has
-           computed its prompt) or engine lost; prefix is no move: the KV of a prompt's
-           beginning was copied before its first token
+           (with preset paper: its replica has more than its share), drain, spill (its
+           replica is full), prefill (a prefill replica has computed its prompt) or engine
+           lost; prefix is no move: the KV of a prompt's beginning was copied before its
+           first token
   front    the replica that keeps the client's connection, whichever replica generates
   method   live (KV blocks copied while it decodes, with the transport), handoff (KV
            fetched by the engines' own connector) or reprompt (KV computed again from

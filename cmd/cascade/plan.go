@@ -57,7 +57,12 @@ Its subcommands are about the plans of a running control plane.`,
   cascade plan --trace conversation_trace.jsonl --spread 3s --replicas 16 --plot plan.svg
   cascade plan --trace azure.csv --replicas 8 --policy two-phase --json`,
 		Args: cli.ExactArgs(0),
-		RunE: func(*cobra.Command, []string) error { return s.plan(src, p) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if p.replicas < 1 {
+				return cli.Usagef(cmd, "--replicas %d: at least 1", p.replicas)
+			}
+			return s.plan(src, p)
+		},
 	}
 	src.flags(c, 20000)
 	f := c.Flags()

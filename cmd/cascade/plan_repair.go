@@ -32,9 +32,10 @@ func newPlanRepair(s *settings) *cobra.Command {
 		Use:   "repair -c FILE",
 		Short: "Rebuild a stored plan that cannot be read from the plans that the fleet follows",
 		Long: `Repair is for a state whose plan is corrupt, so that no control plane starts: plan.json in
-a directory, the key "root" in etcd (in Kubernetes: "cascade-kube control --repair"). Proxies and migrators continue with the last plan meanwhile. Repair asks their
-admin servers (proxy.admin and replicas[].admin of the file, on this host, and those of
---from) which plan they follow, and writes the newest one of each model, under its epoch.
+a directory, the key "root" in etcd (in Kubernetes: "cascade-kube control --repair").
+Proxies and migrators continue with the last plan meanwhile. Repair asks their admin
+servers (proxy.admin and replicas[].admin of the file, on this host, and those of --from)
+which plan they follow, and writes the newest one of each model, under its epoch.
 The unreadable plan is kept as corrupt/TIME: a file of the state directory, or a key.
 
 What only the stored plan had is lost: drains, pins and former plans, the history, and which

@@ -81,7 +81,11 @@ written beside it, and a compiler for wasm32: see "cascade policy test --help".`
 			if err != nil {
 				return err
 			}
-			return s.PrintLine(b, "%s: %s in %s: %s\nnext: cascade policy test %s", b.Dir, b.Name, b.Lang, strings.Join(b.Files, ", "), b.Dir)
+			with := ""
+			if b.Lang == policydev.LangRego {
+				with = " --configuration " + filepath.Join(b.Dir, "settings.json")
+			}
+			return s.PrintLine(b, "%s: %s in %s: %s\nnext: cascade policy test %s%s", b.Dir, b.Name, b.Lang, strings.Join(b.Files, ", "), b.Dir, with)
 		},
 	}
 	f := c.Flags()

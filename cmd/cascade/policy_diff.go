@@ -49,7 +49,8 @@ func newPolicyDiff(s *settings) *cobra.Command {
 and prints where they decide differently. Without A it is the answers in the file, as
 "cascade policy status --records" brings them, that B is set beside: where it would have
 decided otherwise. A and B are modules, folders, or names of built-in policies:
-` + "  " + strings.Join(policydev.Builtins(), ", ") + `
+
+  ` + strings.Join(policydev.Builtins(), "\n  ") + `
 
 With -o it writes the calls with the answers of B, to keep them as the expected ones.
 

@@ -75,7 +75,11 @@ func (s *settings) printStatement(path string, f sign.File) error {
 	st := f.Statement
 	fmt.Fprintf(s.Stdout, "%s: %s %s, %s, sha256 %s\n", path, st.Name, st.Version, st.ABI, hex.EncodeToString(st.Digest[:]))
 	for _, g := range st.Grants {
-		fmt.Fprintf(s.Stdout, "  decides %s, at most %s ticks, %s µs, %s pages\n", g.Kind, limitOrDefault(g.Fuel), limitOrDefault(g.Micros), limitOrDefault(g.Pages))
+		limits := "within the host's limits"
+		if g.Fuel != 0 || g.Micros != 0 || g.Pages != 0 {
+			limits = fmt.Sprintf("at most %s ticks, %s µs, %s pages", limitOrDefault(g.Fuel), limitOrDefault(g.Micros), limitOrDefault(g.Pages))
+		}
+		fmt.Fprintf(s.Stdout, "  decides %s, %s\n", g.Kind, limits)
 	}
 	end := "no end"
 	if st.NotAfter > 0 {

@@ -145,6 +145,9 @@ func (o *slotFlags) nextGoal(ctx context.Context, base *url.URL, kinds []string)
 	if err != nil {
 		return err
 	}
+	if !now.Enabled {
+		return fmt.Errorf("policies are off: give the control plane the keys that modules must be signed with (policies.keys)")
+	}
 	goals := make(map[lifecycle.Goal]bool)
 	for _, p := range now.Slots {
 		if p.Candidate == nil {

@@ -160,7 +160,7 @@ func (s *settings) testPolicy(ctx context.Context, subject *policydev.Subject, t
 		if err != nil {
 			return r, err
 		}
-		if err := atomicfile.Write(at, text, 0o666); err != nil {
+		if err := atomicfile.Write(at, text, 0o644); err != nil {
 			return r, err
 		}
 		fmt.Fprintf(s.Stderr, "%s: %s\n", at, cli.Plural(n, "answer"))

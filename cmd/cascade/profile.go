@@ -30,11 +30,8 @@ Then write "profile: engine.json" in the fleet file, or give --profile engine.js
 	})
 	help := c.RunE
 	c.RunE = func(c *cobra.Command, args []string) error {
-		if len(args) > 0 || !s.JSON {
-			if err := help(c, args); err != nil {
-				return err
-			}
-			fmt.Fprintln(s.Stdout)
+		if len(args) > 0 {
+			return help(c, args)
 		}
 		return s.listProfiles()
 	}
@@ -45,7 +42,8 @@ Then write "profile: engine.json" in the fleet file, or give --profile engine.js
 // listProfiles prints the built-in cost profiles.
 func (s *settings) listProfiles() error {
 	t := report.Table{Header: []string{"profile", "source", "fixed", "per sequence", "per prompt token", "per KV token", "KV tokens", "batch", "fit p50/p90"}, Left: 2,
-		Notes: []string{"--json also prints how each was made, by which command, and what in it is an assumption."}}
+		Notes: []string{"--json also prints how each was made, by which command, and what in it is an assumption.",
+			"A profile of your own engine: cascade profile --help."}}
 	var all []cost.Profile
 	for _, name := range cost.Names() {
 		p, err := cost.Builtin(name)

@@ -149,7 +149,7 @@ func (s *settings) runUp(ctx context.Context, fleet wiring.Fleet, u *upFlags) er
 	if err != nil {
 		return err
 	}
-	for _, text := range ignoredByUp(fleet.Fleet) {
+	if text := ignoredByUp(fleet.Fleet); text != "" {
 		s.Announce(slog.LevelWarn, "%s", text)
 	}
 	d, err := daemon.New(ctx, daemon.Config{Log: log})
@@ -198,22 +198,20 @@ func (s *settings) runUp(ctx context.Context, fleet wiring.Fleet, u *upFlags) er
 	return errors.Join(g.Wait(), cards.Close())
 }
 
-// ignoredByUp returns a warning for each field of a fleet that names a server of a daemon, which "up" does not run as
-// its own process.
-func ignoredByUp(f config.Fleet) (warnings []string) {
-	ignored := func(field, instead string) {
-		warnings = append(warnings, fmt.Sprintf("%s: \"up\" does not serve it: %s", field, instead))
-	}
-	metrics := "the metrics of this process are those of " + f.Control.Admin + "/metrics"
-	for i, r := range f.Replicas {
-		if r.Admin != "" {
-			ignored(fmt.Sprintf("replicas[%d].admin", i), metrics)
-		}
+// ignoredByUp returns a warning if fields of a fleet name servers of daemons, which "up" does not run as processes of
+// their own; "" if there are none.
+func ignoredByUp(f config.Fleet) string {
+	var fields []string
+	if slices.ContainsFunc(f.Replicas, func(r config.Replica) bool { return r.Admin != "" }) {
+		fields = append(fields, "replicas[].admin")
 	}
 	if f.Proxy.Admin != "" {
-		ignored("proxy.admin", metrics)
+		fields = append(fields, "proxy.admin")
 	}
-	return warnings
+	if len(fields) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%s: \"up\" does not serve them: the metrics of this process are those of %s/metrics", strings.Join(fields, ", "), f.Control.Admin)
 }
 
 // mergeReplicas returns the replicas after an edit of the file; those that run in this process keep

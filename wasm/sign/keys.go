@@ -92,6 +92,9 @@ func ParseSecret(text []byte) (ed25519.PrivateKey, error) {
 	if block == nil {
 		return nil, errors.New(`secret key: no PEM block "PRIVATE KEY" in the file`)
 	}
+	if block.Type == "PUBLIC KEY" {
+		return nil, errors.New("secret key: the file has the public key: give the one with the secret key, which the same command wrote")
+	}
 	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
 	if err != nil {
 		return nil, errors.New("secret key: the PEM block is no PKCS #8 key")

@@ -82,7 +82,7 @@ func (s Statement) CheckConfiguration(with []byte) error {
 	case s.Configuration == lifecycle.Digest{}:
 		return fmt.Errorf("%s is signed without a configuration, and is given one of %d bytes: sign it with --configuration", s.Name, len(with))
 	case len(with) == 0:
-		return fmt.Errorf("%s is signed with configuration %s, and is given none", s.Name, s.Configuration)
+		return fmt.Errorf("%s is signed with configuration %s, and is given none: give the one that it was signed with (--configuration)", s.Name, s.Configuration)
 	default:
 		return fmt.Errorf("%s is signed with configuration %s, and is given %s: sign it with the one that it is to have", s.Name, s.Configuration, got)
 	}

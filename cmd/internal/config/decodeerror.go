@@ -47,7 +47,7 @@ func describeDecoding(err error) error {
 	case errors.As(err, &nodeErr) && nodeErr.Expected == ast.MappingType:
 		msg = "must have fields"
 	case errors.As(err, &unknownField):
-		msg = fmt.Sprintf("unknown field %.40q; %s", token.Value, suggest(token.Value))
+		msg = fmt.Sprintf("unknown field %.40q; %s", token.Value, suggest(token.Value, token.Position.Column == 1))
 	}
 	if strings.HasPrefix(msg, "must ") && !strings.Contains("[]{}-:", token.Value) {
 		msg = fmt.Sprintf("%.40q: %s", token.Value, msg)
@@ -105,19 +105,26 @@ func integerRange(t reflect.Type) string {
 }
 
 // suggest returns what to do about an unknown field. It names the fields whose last name is the same or, if there
-// is none, resembles it. If that leaves none, or more than maxSuggestions, it names the command that lists all.
-func suggest(name string) string {
-	var same, near []string
+// is none, resembles it. If that leaves none, or more than maxSuggestions, it names the command that lists all. For a
+// field at the top of the file, fields that are there come first.
+func suggest(name string, top bool) string {
+	var same, near, atTop []string
 	for _, f := range Fields() {
 		switch last := f.Path[strings.LastIndexByte(f.Path, '.')+1:]; {
 		case last == name:
 			same = append(same, f.Path)
 		case resembles(name, last):
 			near = append(near, f.Path)
+			if last == f.Path {
+				atTop = append(atTop, f.Path)
+			}
 		}
 	}
-	if len(same) > 0 {
+	switch {
+	case len(same) > 0:
 		near = same
+	case top && len(atTop) > 0:
+		near = atTop
 	}
 	if len(near) == 0 || len(near) > maxSuggestions {
 		return "\"cascade config explain\" lists all fields"

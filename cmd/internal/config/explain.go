@@ -97,7 +97,7 @@ func Explain(path string) ([]Field, error) {
 		}
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("the fleet file has no field %s; %s", path, suggest(want[strings.LastIndexByte(want, '.')+1:]))
+		return nil, fmt.Errorf("the fleet file has no field %s; %s", path, suggest(want[strings.LastIndexByte(want, '.')+1:], !strings.Contains(want, ".")))
 	}
 	return found, nil
 }

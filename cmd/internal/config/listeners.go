@@ -49,6 +49,18 @@ func section(path string) string {
 	return path[:strings.LastIndexByte(path, '.')]
 }
 
+// addressHost returns the host of an address in canonical form.
+func addressHost(address string) string {
+	host, _, _ := net.SplitHostPort(address)
+	return canonicalHost(host)
+}
+
+// hasFixedPort reports whether a URL has a port, and not 0, which is any free one.
+func hasFixedPort(text string) bool {
+	u, err := url.Parse(text)
+	return err == nil && u.Port() != "" && u.Port() != "0"
+}
+
 // canonicalHost returns one spelling for all spellings of a host.
 func canonicalHost(host string) string {
 	if host == "localhost" {

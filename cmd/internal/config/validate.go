@@ -295,7 +295,11 @@ func (f *Fleet) validateReplicas(c *checker, taken listeners) {
 		}
 		ids[r.ID] = true
 		if !models[r.Model] {
-			c.fail(at+".model", "%q is not in models", r.Model)
+			if r.Model == "" {
+				c.fail(at+".model", "name the replica's model: the fleet has several")
+			} else {
+				c.fail(at+".model", "%q is not in models", r.Model)
+			}
 		}
 		checkOneOf(c, at+".role", r.Role, "", RolePrefill)
 		if r.Role == RolePrefill && f.Migration.Mode != MigrationLive {
@@ -317,8 +321,17 @@ func (f *Fleet) validateReplicas(c *checker, taken listeners) {
 		r.RDMA.validate(c, at+".rdma")
 		r.KVEvents.validate(c, at+".kv_events", taken)
 	}
+	// Engines are on loopback, so that replicas of different hosts may have the same URL.
+	engines := make(map[[2]string]int)
 	for i, r := range f.Replicas {
-		taken.checkEngine(c, fmt.Sprintf("replicas[%d].engine", i), r.Engine)
+		at := fmt.Sprintf("replicas[%d].engine", i)
+		taken.checkEngine(c, at, r.Engine)
+		engine := [2]string{r.Engine, addressHost(r.Address)}
+		if first, shared := engines[engine]; shared && hasFixedPort(r.Engine) {
+			c.fail(at, "%s is also replicas[%d].engine; every replica needs an engine of its own", r.Engine, first)
+		} else {
+			engines[engine] = i
+		}
 	}
 	for i, m := range f.Models {
 		if !serving[m.Name] && len(f.Replicas) > 0 {

@@ -24,7 +24,7 @@ func Listen(addresses ...string) (out []net.Listener, err error) {
 			for _, open := range out {
 				open.Close()
 			}
-			return nil, err
+			return nil, fmt.Errorf("%w: --grpc-port, --grpc-health-port and --metrics-port choose others", err)
 		}
 		out = append(out, l)
 	}

@@ -109,7 +109,7 @@ func (t *tester) expected() (string, error) {
 		err = t.withInstance(func(i *host.Instance) error { return calllog.Check(t.ctx, i, t.kind, all) })
 	}
 	if err != nil {
-		err = fmt.Errorf("%w: if that is intended, --update records the present answers", err)
+		err = fmt.Errorf("%w: if it was recorded with another --configuration, give that; if the change is intended, --update records the present answers", err)
 	}
 	return fmt.Sprintf("%s as recorded, with the same fuel", plural(n, "answer")), err
 }

@@ -120,6 +120,9 @@ func (f *Fleet) Replica(id string) (config.Replica, error) {
 		}
 		ids[i] = r.ID
 	}
+	if id == "" {
+		return config.Replica{}, fmt.Errorf("name a replica; the fleet file has %q", ids)
+	}
 	return config.Replica{}, fmt.Errorf("replica %q is not in the fleet file; it has %q", id, ids)
 }
 

@@ -77,12 +77,12 @@ func (ChangeSlots) order()    {}
 
 // Reasons why an order cannot be executed.
 var (
-	ErrUnknownReplica = errors.New("no such replica is configured")
+	ErrUnknownReplica = errors.New("no such replica is configured; \"cascade status\" lists them")
 	ErrLastReplica    = errors.New("no other replica of its model could serve: start one, or undrain one, first")
 	ErrDrainedByFile  = errors.New("the fleet file drains it: remove its drain mark there")
-	ErrUnknownModel   = errors.New("no such model is configured")
+	ErrUnknownModel   = errors.New("no such model is configured; \"cascade status\" lists them")
 	ErrNoPlan         = errors.New("no such plan is kept")
-	ErrPinned         = errors.New("its plan is pinned: unpin it first, or pin the one to go back to")
+	ErrPinned         = errors.New("its plan is pinned: end that first with \"cascade plan pin --undo\"")
 	ErrSamePlan       = errors.New("the plan in force already divides the lengths like it")
 	ErrHeldOff        = errors.New("plans are held off after a rollback; the refused plan is rolled back when that ends")
 	ErrDenied         = errors.New("the site's rules deny it")
