@@ -57,12 +57,27 @@ type backlog struct {
 	mean    float64 // of z
 	refused uint64  // as of the last step
 	total   float64 // refused since the first step
-	output  float64 // tokens of a mean request
+	// served and tokens are the means of the rates of requests and of their tokens. Their quotient is the output of a
+	// mean request. Quiet times count little in it: there, a rate of requests may be next to nothing while a
+	// request that is not counted yet has all the tokens.
+	served, tokens float64
 }
 
-// outputMemory is how much longer the mean output is remembered than the flow: requests are counted when they
-// end, long after their first tokens if they are long.
-const outputMemory = 10
+const (
+	// outputMemory is how much longer the mean output is remembered than the flow: requests are counted when they
+	// end, long after their first tokens if they are long.
+	outputMemory = 10
+	// maxOutput bounds the tokens of a mean request: more than any model generates for one.
+	maxOutput = 1 << 20
+)
+
+// output returns the tokens of a mean request; 0 while unknown.
+func (q *backlog) output() float64 {
+	if q.served == 0 {
+		return 0
+	}
+	return min(q.tokens/q.served, maxOutput)
+}
 
 // step returns the demand over the flow: above 1 while requests queue up or are refused, below 1 while a
 // backlog is worked off; 1 at the first step.
@@ -73,11 +88,8 @@ func (q *backlog) step(now, memory policies.Micros, in ScaleSample) float64 {
 	}
 	q.refused = in.Refused // lower: a replica has left
 	if !q.known {
-		*q = backlog{known: true, at: now, refused: in.Refused}
+		*q = backlog{known: true, at: now, refused: in.Refused, served: served, tokens: tokens}
 		q.mean = q.requests(in)
-		if served > 0 {
-			q.output = tokens / served
-		}
 		return 1
 	}
 	elapsed := max(0, now-q.at)
@@ -86,19 +98,16 @@ func (q *backlog) step(now, memory policies.Micros, in ScaleSample) float64 {
 	old := q.requests(in) - q.mean
 	left := float64(math.Exp(-passed) * old)
 	q.mean = q.requests(in) - left
-	if served > 0 {
-		if q.output == 0 {
-			q.output = tokens / served
-		}
-		q.output += float64((1 - math.Exp(-passed/outputMemory)) * (tokens/served - q.output))
-	}
+	share := 1 - math.Exp(-passed/outputMemory)
+	q.served += float64(share * (served - q.served))
+	q.tokens += float64(share * (tokens - q.tokens))
 	if !(tokens > 0) {
 		return 1
 	}
 	// The mean of before and after, because z has changed during the step and not at its end.
 	// The average spans a memory; after a longer step it spans that.
 	more := (old + left) / 2 / (float64(max(memory, elapsed/2)) / float64(policies.Second))
-	return min(max(1+float64(more*q.output)/tokens, 0), maxGrowth)
+	return min(max(1+float64(more*q.output())/tokens, 0), maxGrowth)
 }
 
 // requests returns z: a request that runs has half of its work left, on average.

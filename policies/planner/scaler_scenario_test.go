@@ -107,3 +107,26 @@ func describe(now policies.Micros, r planner.Recommendation) string {
 	}
 	return text
 }
+
+// TestQuietTime checks that a request which begins after hours without traffic does not spoil the demand of the next
+// hours: it has tokens long before it is counted, at a rate of requests that has faded to next to nothing.
+func TestQuietTime(t *testing.T) {
+	for _, faded := range []float64{1e-20, 1e-310} {
+		s, now := testkit.Must(planner.NewScaler(planner.ScalerConfig{})), policies.Micros(0)
+		step := func(work, rate float64, running, waiting int) planner.Recommendation {
+			now += 10 * policies.Second
+			d := demand{Work: work, Rate: rate, KV: 1 << 40, Batch: 1 << 30}
+			return s.Step(now, planner.ScaleSample{Workload: d.workload(), Present: 4, Reporting: 4, Running: running, Waiting: waiting})
+		}
+		step(3, 6, 12, 0)
+		for range 3 {
+			step(0.05, faded, 1, 0)
+		}
+		for range 2 {
+			step(3, 6, 12, 0)
+		}
+		if r := step(3, 6, 12, 20); !(r.Growth > 1 && r.Growth < 1.2) {
+			t.Errorf("requests fade to %v/s: growth %v", faded, r.Growth)
+		}
+	}
+}
