@@ -1,6 +1,10 @@
 package planner
 
-import "github.com/cascadeinfer/cascade/policies"
+import (
+	"slices"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
 
 // Member is one replica that may be in a stage: configured and not draining.
 type Member struct {
@@ -31,10 +35,10 @@ func RepairPlan(plan policies.Plan, members []Member) policies.Plan {
 	}
 	placed := make(map[policies.ReplicaID]bool, len(members))
 	for _, s := range plan.Stages {
-		kept := policies.Stage{Low: s.Low, High: s.High}
+		kept := repairedStage{Stage: policies.Stage{Low: s.Low, High: s.High}}
 		for _, id := range s.Replicas {
-			if _, ok := r.byID[id]; ok {
-				kept.Replicas = append(kept.Replicas, id)
+			if m, ok := r.byID[id]; ok {
+				kept.add(m)
 				placed[id] = true
 			}
 		}
@@ -42,27 +46,36 @@ func RepairPlan(plan policies.Plan, members []Member) policies.Plan {
 	}
 	for _, m := range members {
 		if !placed[m.ID] {
-			i := r.neediest()
-			r.stages[i].Replicas = append(r.stages[i].Replicas, m.ID)
+			r.stages[r.neediest()].add(m)
 		}
 	}
 	r.fillStages()
-	return policies.Plan{Model: plan.Model, Epoch: plan.Epoch, Stages: r.stages}
+	out := policies.Plan{Model: plan.Model, Epoch: plan.Epoch, Stages: make([]policies.Stage, len(r.stages))}
+	for i, s := range r.stages {
+		out.Stages[i] = s.Stage
+	}
+	return out
 }
 
 type planRepairer struct {
 	byID   map[policies.ReplicaID]Member
-	stages []policies.Stage
+	stages []repairedStage
 }
 
-// ready counts the ready replicas of a stage.
-func (r *planRepairer) ready(i int) (n int) {
-	for _, id := range r.stages[i].Replicas {
-		if r.byID[id].Ready {
-			n++
-		}
+// repairedStage is a stage with sums over its replicas, because thousands may join at once.
+type repairedStage struct {
+	policies.Stage
+	ready int
+	work  policies.Tokens
+}
+
+// add appends a replica.
+func (s *repairedStage) add(m Member) {
+	s.Replicas = append(s.Replicas, m.ID)
+	s.work += m.Work
+	if m.Ready {
+		s.ready++
 	}
-	return n
 }
 
 // neediest returns the stage that a new replica joins: an empty one, else one without a
@@ -71,13 +84,9 @@ func (r *planRepairer) ready(i int) (n int) {
 func (r *planRepairer) neediest() int {
 	best, most := 0, -1.0
 	for i, s := range r.stages {
-		var work policies.Tokens
-		for _, id := range s.Replicas {
-			work += r.byID[id].Work
-		}
 		need := 3 * float64(maxWork)
-		if n := r.ready(i); n > 0 {
-			need = float64(work) / float64(n)
+		if s.ready > 0 {
+			need = float64(s.work) / float64(s.ready)
 		} else if len(s.Replicas) > 0 {
 			need = 2 * float64(maxWork)
 		}
@@ -90,16 +99,10 @@ func (r *planRepairer) neediest() int {
 
 // fillStages gives every stage a replica, and a ready one as long as there are any.
 func (r *planRepairer) fillStages() {
-	anyReady := false
-	for i := range r.stages {
-		anyReady = anyReady || r.ready(i) > 0
-	}
-	lacksReplica := func(i int) bool {
-		return len(r.stages[i].Replicas) == 0 || anyReady && r.ready(i) == 0
-	}
+	anyReady := slices.ContainsFunc(r.stages, func(s repairedStage) bool { return s.ready > 0 })
 	for i := 0; i < len(r.stages); {
-		switch {
-		case !lacksReplica(i):
+		switch s := r.stages[i]; {
+		case len(s.Replicas) > 0 && (s.ready > 0 || !anyReady):
 			i++
 		case r.borrow(i):
 			i++
@@ -113,10 +116,9 @@ func (r *planRepairer) fillStages() {
 // of equal ones, the nearest. It returns false when no stage can spare one.
 func (r *planRepairer) borrow(i int) bool {
 	from, most := -1, 1
-	for j := range r.stages {
-		n := r.ready(j)
-		if n > most || n == most && from >= 0 && stageDistance(i, j) < stageDistance(i, from) {
-			from, most = j, n
+	for j, s := range r.stages {
+		if s.ready > most || s.ready == most && from >= 0 && stageDistance(i, j) < stageDistance(i, from) {
+			from, most = j, s.ready
 		}
 	}
 	if from < 0 {
@@ -124,20 +126,22 @@ func (r *planRepairer) borrow(i int) bool {
 	}
 	// Stages order their replicas short to long: the ready replica at the end nearest
 	// to stage i leaves, and it arrives at the end of stage i nearest to its own.
-	lender := r.stages[from].Replicas
+	lender, stage := &r.stages[from], &r.stages[i]
 	at := -1
-	for k, id := range lender {
+	for k, id := range lender.Replicas {
 		if r.byID[id].Ready && (at < 0 || from < i) {
 			at = k
 		}
 	}
-	id := lender[at]
-	r.stages[from].Replicas = append(append([]policies.ReplicaID(nil), lender[:at]...), lender[at+1:]...)
+	id := lender.Replicas[at]
+	lender.Replicas = slices.Delete(lender.Replicas, at, at+1)
 	if from < i {
-		r.stages[i].Replicas = append([]policies.ReplicaID{id}, r.stages[i].Replicas...)
+		stage.Replicas = slices.Insert(stage.Replicas, 0, id)
 	} else {
-		r.stages[i].Replicas = append(r.stages[i].Replicas, id)
+		stage.Replicas = append(stage.Replicas, id)
 	}
+	lender.ready--
+	stage.ready++
 	return true
 }
 
@@ -150,9 +154,9 @@ func (r *planRepairer) merge(i int) int {
 	if i == len(r.stages)-1 {
 		i--
 	}
-	a, b := r.stages[i], r.stages[i+1]
-	joined := policies.Stage{Low: a.Low, High: b.High, Replicas: append(append([]policies.ReplicaID(nil), a.Replicas...), b.Replicas...)}
-	r.stages = append(r.stages[:i], append([]policies.Stage{joined}, r.stages[i+2:]...)...)
+	a, b := &r.stages[i], r.stages[i+1]
+	a.High, a.Replicas, a.ready, a.work = b.High, append(a.Replicas, b.Replicas...), a.ready+b.ready, a.work+b.work
+	r.stages = slices.Delete(r.stages, i+1, i+2)
 	return i
 }
 
@@ -161,15 +165,27 @@ func stageDistance(a, b int) int { return max(a-b, b-a) }
 // PlaceUnready adds the members that next lacks because they are not ready. Each joins
 // the stage of next in which its old stage began. It changes next and returns it.
 func PlaceUnready(next, before policies.Plan, members []Member) policies.Plan {
+	old, placed := stagesByReplica(before), stagesByReplica(next)
 	for _, m := range members {
-		at := before.StageOfReplica(m.ID)
-		if m.Ready || at < 0 || next.StageOfReplica(m.ID) >= 0 {
+		at, was := old[m.ID]
+		if _, is := placed[m.ID]; m.Ready || !was || is {
 			continue
 		}
 		stage := &next.Stages[next.StageOf(before.Stages[at].Low)]
 		stage.Replicas = append(stage.Replicas, m.ID)
 	}
 	return next
+}
+
+// stagesByReplica returns the stage of each replica of a plan.
+func stagesByReplica(p policies.Plan) map[policies.ReplicaID]int {
+	out := make(map[policies.ReplicaID]int)
+	for i, s := range p.Stages {
+		for _, id := range s.Replicas {
+			out[id] = i
+		}
+	}
+	return out
 }
 
 // SameRouting reports whether two plans route alike: equal ranges and, stage by
