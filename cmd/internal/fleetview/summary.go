@@ -73,8 +73,10 @@ func readyLine(st control.Status) string {
 	healthy, all := 0, 0
 	for _, m := range st.Models {
 		for _, r := range Replicas(m) {
-			all++
-			healthy += count(r.Health == resources.Healthy.String())
+			if r.Role == "" { // prefill replicas take no requests
+				all++
+				healthy += count(r.Health == resources.Healthy.String())
+			}
 		}
 	}
 	if st.Verdict == control.Starting {

@@ -49,3 +49,14 @@ func TestDescribeScaling(t *testing.T) {
 		}
 	}
 }
+
+// TestReadyLine checks that prefill replicas, which take no requests, do not count among those that do.
+func TestReadyLine(t *testing.T) {
+	st := control.Status{Verdict: control.Well, Models: []control.Model{{
+		Stages:     []control.Stage{{Replicas: []control.Replica{{Health: "healthy"}, {Health: "draining"}}}},
+		Unassigned: []control.Replica{{Health: "healthy", Role: "prefill"}},
+	}}}
+	if got, want := readyLine(st), "OK: 1 of 2 replicas take requests"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
