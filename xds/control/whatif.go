@@ -141,7 +141,7 @@ func (s consoleSource) workload(q console.Question, present policies.Workload, c
 	case rate == 0:
 		return w, "", &console.FieldError{Field: "rate", Text: "no traffic has been counted yet; give the requests/s"}
 	case rate != base:
-		w.Flow, w.Snapshot = scaleFlow(w.Flow, rate/base), nil
+		w.Flow, w.Snapshot = planning.ScaleFlow(w, rate/base).Flow, nil
 	}
 	return w, traffic, nil
 }
@@ -209,16 +209,4 @@ func busyReplicas(w policies.Workload, low, high policies.Tokens) (sum float64) 
 		}
 	}
 	return sum
-}
-
-// scaleFlow returns a flow multiplied by a factor: the same mix of requests at another rate.
-func scaleFlow(f policies.Flow, factor float64) policies.Flow {
-	out := policies.NewFlow(f.Edges)
-	from := f.Columns()
-	for i, column := range out.Columns() {
-		for b := range column {
-			column[b] = from[i][b] * factor
-		}
-	}
-	return out
 }
