@@ -35,16 +35,16 @@ type KnownPrefixes struct {
 
 // decodeKnownPrefixes bounds what is only informative.
 func decodeKnownPrefixes(m *api.KnownPrefixes) KnownPrefixes {
-	return KnownPrefixes{Source: cleantext.Truncate(m.GetSource(), maxKeyword), Blocks: min(max(m.GetBlocks(), 0), MaxTokens)}
+	return KnownPrefixes{Source: cleantext.Printable(m.GetSource(), maxKeyword), Blocks: min(max(m.GetBlocks(), 0), MaxTokens)}
 }
 
 // decodeEngine bounds what is only informative: an Engine decides nothing here.
 func decodeEngine(m *api.Engine) Engine {
 	tokens := func(n int64) policies.Tokens { return policies.Tokens(min(max(n, 0), MaxTokens)) }
 	return Engine{
-		Version: cleantext.Truncate(m.GetVersion(), maxKeyword), Context: tokens(m.GetContext()), BlockTokens: tokens(m.GetBlockTokens()),
-		KVTokens: tokens(m.GetKvTokens()), Connector: cleantext.Truncate(m.GetConnector(), maxKeyword), PromptDetails: cleantext.Truncate(m.GetPromptDetails(), maxKeyword),
-		RefusesTokenIDs: cleantext.Truncate(m.GetRefusesTokenIds(), maxKeyword),
+		Version: cleantext.Printable(m.GetVersion(), maxKeyword), Context: tokens(m.GetContext()), BlockTokens: tokens(m.GetBlockTokens()),
+		KVTokens: tokens(m.GetKvTokens()), Connector: cleantext.Printable(m.GetConnector(), maxKeyword), PromptDetails: cleantext.Printable(m.GetPromptDetails(), maxKeyword),
+		RefusesTokenIDs: cleantext.Printable(m.GetRefusesTokenIds(), maxKeyword),
 		TokensPerChunk:  int(min(m.GetTokensPerChunk(), maxCount)), DraftTokens: int(min(m.GetDraftTokens(), maxCount)),
 	}
 }

@@ -102,10 +102,11 @@ func decodeMigration(reporter policies.ReplicaID, m *api.Migration) (Migration, 
 	if !own || !bounded || m.GetState() == "" {
 		return Migration{}, false
 	}
+	text := func(s string) string { return cleantext.Printable(s, maxMigrationID) } // they are all shorter
 	return Migration{
-		ID: m.GetId(), Request: m.GetRequest(), Cause: m.GetCause(),
-		FrontEnd: policies.ReplicaID(m.GetFrontEnd()), From: policies.ReplicaID(m.GetFrom()), To: policies.ReplicaID(m.GetTo()),
-		Method: m.GetMethod(), Transport: m.GetTransport(), State: m.GetState(), Reason: cleantext.Truncate(m.GetReason(), maxReason),
+		ID: text(m.GetId()), Request: text(m.GetRequest()), Cause: text(m.GetCause()),
+		FrontEnd: policies.ReplicaID(text(m.GetFrontEnd())), From: policies.ReplicaID(text(m.GetFrom())), To: policies.ReplicaID(text(m.GetTo())),
+		Method: text(m.GetMethod()), Transport: text(m.GetTransport()), State: text(m.GetState()), Reason: cleantext.Printable(m.GetReason(), maxReason),
 		Rounds: int(m.GetRounds()), Tokens: policies.Tokens(m.GetTokens()), Bytes: m.GetBytes(),
 		Stall: m.GetStallSeconds(), Seconds: m.GetSeconds(), Started: decodeTime(m.GetStartedUnixMicros()),
 	}, true

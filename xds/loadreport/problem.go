@@ -35,7 +35,7 @@ func NewProblem(kind, text string) Problem {
 	default:
 		kind = problemOther
 	}
-	return Problem{Kind: kind, Text: cleantext.Truncate(text, maxReason)}
+	return Problem{Kind: kind, Text: cleantext.Printable(text, maxReason)}
 }
 
 // decodeProblems returns the problems of a report, and how many were dropped.

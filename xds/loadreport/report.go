@@ -124,7 +124,7 @@ func Decode(m *api.LoadReport) (Report, error) {
 		EngineReady:   m.GetEngineReady(),
 		EngineHung:    m.GetEngineHung(),
 		Engine:        decodeEngine(m.GetEngine()),
-		EngineProblem: cleantext.Truncate(m.GetEngineProblem(), maxReason),
+		EngineProblem: cleantext.Printable(m.GetEngineProblem(), maxReason),
 		Draining:      m.GetDraining(),
 		BytesPerToken: m.GetBytesPerToken(),
 		EstimateError: m.GetEstimateError(),

@@ -43,8 +43,8 @@ func decodeRoutes(list []*api.Route) (routes []Route, dropped int) {
 			continue
 		}
 		routes = append(routes, Route{
-			Name: r.GetTransport(), Peer: policies.ReplicaID(r.GetPeer()), State: state, Reason: cleantext.Truncate(r.GetReason(), maxReason),
-			Rate: r.GetBytesPerSecond(), Path: cleantext.Truncate(r.GetPath(), maxReason),
+			Name: r.GetTransport(), Peer: policies.ReplicaID(r.GetPeer()), State: state, Reason: cleantext.Printable(r.GetReason(), maxReason),
+			Rate: r.GetBytesPerSecond(), Path: cleantext.Printable(r.GetPath(), maxReason),
 		})
 	}
 	return routes, dropped

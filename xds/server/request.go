@@ -8,6 +8,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 )
 
 // Bounds of a node message, in bytes.
@@ -67,8 +69,8 @@ func tooLarge(size, most int) error {
 // bindNode binds the stream to the node of its first request.
 func (g *limitedStream) bindNode(n *corev3.Node, now time.Time) error {
 	id := n.GetId()
-	if id == "" || len(id) > maxNodeID {
-		return status.Errorf(codes.InvalidArgument, "node id %.40q: the first request must carry one of 1 to %d bytes", id, maxNodeID)
+	if id == "" || cleantext.Printable(id, maxNodeID) != id { // terminals and logs show it
+		return status.Errorf(codes.InvalidArgument, "node id %.40q: the first request must carry one of 1 to %d printable bytes", id, maxNodeID)
 	}
 	if size := proto.Size(n); size > maxTrimmedNode {
 		return status.Errorf(codes.InvalidArgument, "node %.40q: cluster, locality and user agent have %d bytes: the limit is %d", id, size, maxTrimmedNode)
