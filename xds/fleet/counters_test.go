@@ -17,7 +17,7 @@ func FuzzCounters(f *testing.F) {
 	r, err := loadreport.Decode(reporttest.Report())
 	testkit.NoError(f, err)
 	settleState(s, start, Reported{r})
-	data, err := s.EncodeCounters(start)
+	data, err := s.Counters(start).Encode()
 	testkit.NoError(f, err)
 	f.Add(data)
 	f.Add([]byte(`{"version":2}`))

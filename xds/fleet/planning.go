@@ -23,8 +23,8 @@ type Planning struct {
 func (p *Planning) Run() { p.task.Run() }
 
 // startPlanning starts the planning that is due after an event; nil: none is. A first plan comes before the plans of
-// a period, and these before refined boundaries. Of the models whose period is due, the one that was planned longest
-// ago comes first, so that each has its turn however long plannings take; so it is with boundaries.
+// a period, and these before refined boundaries, which then come next. Of the models whose period is due, the one that was
+// planned longest ago comes first, and so it is with boundaries: each has its turn, however long plannings take.
 func (s *State) startPlanning(now time.Time, ev Event) *Planning {
 	_, tick := ev.(Tick)
 	_, ran := ev.(Planned)
@@ -35,38 +35,40 @@ func (s *State) startPlanning(now time.Time, ev Event) *Planning {
 	if s.planning != nil || s.proposal != nil || !s.registry.Configured() || now.Before(s.retryAt) || !s.leads(now) {
 		return nil
 	}
-	t, next := s.micros(now), (*Planning)(nil)
+	t := s.micros(now)
+	var period, refinement *Planning
 	for _, m := range s.models {
-		p := &Planning{model: m, pin: fleetstate.PinOf(s.object, m.Name)}
+		p := Planning{model: m, pin: fleetstate.PinOf(s.object, m.Name)}
 		switch {
 		case m.planOrder != nil:
+			continue
 		case s.needsRepair && now.Sub(m.askedAt) >= retryDelay && m.planner.RepairsSlowly(s.registry.View(now, m.Name)):
 			m.askedAt = now
-			return s.start(now, p, func(p *planner.Planner, v *planner.View) planner.Result {
+			return s.start(now, &p, func(p *planner.Planner, v *planner.View) planner.Result {
 				c, _ := p.Repair(t, v)
 				return planner.Result{Change: c}
 			})
 		case configured:
-		case m.planner.PeriodDue(t):
-			if next == nil || next.refine || m.periodAt.Before(next.model.periodAt) {
-				next = p
-			}
-		case next != nil && !next.refine:
-		case p.pin == nil && s.refineDue(now, m) && (next == nil || m.askedAt.Before(next.model.askedAt)):
-			p.refine, next = true, p
+			continue
+		}
+		if m.planner.PeriodDue(t) && (period == nil || m.periodAt.Before(period.model.periodAt)) {
+			period = &p
+		}
+		if p.pin == nil && s.refineDue(now, m) && (refinement == nil || m.askedAt.Before(refinement.model.askedAt)) {
+			refinement = &Planning{model: m, refine: true}
 		}
 	}
 	switch {
-	case next == nil:
-		return nil
-	case next.refine:
-		next.model.askedAt = now
-		return s.start(now, next, func(p *planner.Planner, v *planner.View) planner.Result { return p.Refine(v) })
+	case refinement != nil && (period == nil || s.refineNext):
+		s.refineNext, refinement.model.askedAt = false, now
+		return s.start(now, refinement, func(p *planner.Planner, v *planner.View) planner.Result { return p.Refine(v) })
+	case period != nil:
+		s.refineNext, period.model.periodAt = refinement != nil, now
+		s.updateRatio(now, period.model)
+		pin := planPin(period.pin)
+		return s.start(now, period, func(p *planner.Planner, v *planner.View) planner.Result { return p.Replan(t, v, pin) })
 	}
-	next.model.periodAt = now
-	s.updateRatio(now, next.model)
-	pin := planPin(next.pin)
-	return s.start(now, next, func(p *planner.Planner, v *planner.View) planner.Result { return p.Replan(t, v, pin) })
+	return nil
 }
 
 // refineDue reports whether a model's boundaries may move to where its replicas propose them. Those of all models

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -124,6 +125,51 @@ func TestQueuedReports(t *testing.T) {
 	})
 }
 
+// TestManyReportsAtOnce checks that replicas which become ready at the same moment are published together: for each
+// snapshot, a publisher that takes as long as the snapshot of a large fleet would stop the loop.
+func TestManyReportsAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n, slow = 64, 100 * time.Millisecond
+		rules := Rules{Models: []Model{{Model: resources.Model{Name: "m", Context: 32768}, QoE: policytest.H200QoE(), Cost: policies.Cost{D0: 1}}}}
+		var list []policies.Replica
+		for i := range n {
+			list = append(list, scenarioReplica(fmt.Sprint("r", i)))
+		}
+		p := &slowPublisher{}
+		f, err := New(Config{Rules: rules, Replicas: list, Store: store.New(store.NewMemory()), Publisher: p})
+		testkit.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		var loop, reporters sync.WaitGroup
+		loop.Go(func() { testkit.NoError(t, f.Run(ctx)) })
+		time.Sleep(2 * rules.withDefaults().Grace) // none has reported
+		p.delay.Store(int64(slow))
+		began := time.Now()
+		for _, r := range list {
+			reporters.Go(func() {
+				_, err := f.HandleReport(ctx, loadreport.Report{Replica: r.ID, Model: "m", EngineReady: true})
+				testkit.NoError(t, err)
+			})
+		}
+		reporters.Wait()
+		if took := time.Since(began); took > n/2*slow {
+			t.Errorf("%d reports took %v", n, took)
+		}
+		time.Sleep(time.Second)
+		for _, r := range f.Snapshot().Models[0].Replicas {
+			if r.Health != resources.Healthy {
+				t.Errorf("%s is %v: %s", r.ID, r.Health, r.HealthReason)
+			}
+		}
+		cancel()
+		loop.Wait()
+	})
+}
+
+// slowPublisher takes a while for each snapshot.
+type slowPublisher struct{ delay atomic.Int64 }
+
+func (p *slowPublisher) Publish(*Snapshot) { time.Sleep(time.Duration(p.delay.Load())) }
+
 // healthPublisher requires that all replicas are healthy. Its first call blocks for a time.
 type healthPublisher struct {
 	t       *testing.T
@@ -200,4 +246,27 @@ func TestPlanningsTakeTurns(t *testing.T) {
 		}
 	}
 	t.Errorf("planned: %v", planned)
+}
+
+// TestBoundariesTakeTurns checks that boundaries are refined although each planning takes a whole period, so that one of the
+// period is always due.
+func TestBoundariesTakeTurns(t *testing.T) {
+	s, refined := staged(t), 0
+	var e Effects
+	now := start
+	for range 9 {
+		now = now.Add(s.rules.Period)
+		tick := s.Step(now, Tick{}) // while the planning runs
+		switch {
+		case e.Plan == nil:
+			e = tick
+			continue
+		case e.Plan.refine:
+			refined++
+		}
+		e = s.Step(now, carryOut(e))
+	}
+	if refined != 4 {
+		t.Errorf("of 8 plannings %d were of boundaries, want 4", refined)
+	}
 }

@@ -49,7 +49,7 @@ func (s *State) handleReport(now time.Time, report *loadreport.Report) {
 		s.publishPending = true // other migrators need to know
 	}
 	if known || s.lease == nil { // of requests before the first report, others may have counted some
-		s.model(r.Model).requests += r.Seen() - before
+		s.model(r.Model).requests += max(r.Seen(), before) - before
 	}
 	s.estimateLoad(now, r, r.Claim())
 	s.refresh(now, r)

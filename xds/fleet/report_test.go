@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/internal/reporttest"
@@ -51,4 +52,18 @@ func FuzzReport(f *testing.F) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestSeenNeverDecreases checks that the requests of a model do not decrease, although a front end counts up to the bound
+// and begins anew.
+func TestSeenNeverDecreases(t *testing.T) {
+	s, last := testState(t, PolicyDefault), uint64(0)
+	for _, seen := range []uint64{loadreport.MaxSeen, 0, loadreport.MaxSeen, 0, 5} {
+		settleState(s, start, Reported{loadreport.Report{Replica: "r0", Model: "m", EngineReady: true, Flow: policies.Flow{Seen: seen}}})
+		now := s.Snapshot(start).Models[0].Seen
+		if now < last {
+			t.Errorf("%d requests after %d", now, last)
+		}
+		last = now
+	}
 }

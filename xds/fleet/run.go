@@ -71,7 +71,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 		case <-f.planned:
 			f.step(ctx, time.Now(), Planned{})
 		case m := <-f.events:
-			f.handleMessage(ctx, m)
+			f.handleMessage(ctx, m, func(now time.Time, ev Event) { f.step(ctx, now, ev) })
 		case u, ok := <-f.readableUpdates():
 			if !ok {
 				f.updates = nil // never ready: the watch has ended, and ctx ends soon
@@ -197,22 +197,21 @@ func (f *Fleet) handleUpdate(ctx context.Context, u store.Update) {
 	f.nextOrder(ctx)
 }
 
-// handleQueued handles the messages that wait. A replica is late only if no report of it waits here: the loop may have
-// been late itself.
+// handleQueued handles the messages that wait, before a tick. A replica is late only if no report of it waits here: the
+// loop may have been late itself. The tick has the effects of all their reports.
 func (f *Fleet) handleQueued(ctx context.Context) {
 	for range maxQueued {
 		select {
 		case m := <-f.events:
-			f.handleMessage(ctx, m)
+			f.handleMessage(ctx, m, f.state.Apply)
 		default:
 			return
 		}
 	}
 }
 
-// handleMessage steps the state with a report, the end of a report stream or an order,
-// and replies to it.
-func (f *Fleet) handleMessage(ctx context.Context, m message) {
+// handleMessage applies a report or the end of a report stream, or executes an order, and replies to it.
+func (f *Fleet) handleMessage(ctx context.Context, m message, apply func(time.Time, Event)) {
 	now := time.Now()
 	switch ev := m.event.(type) {
 	case Ordered:
@@ -228,10 +227,10 @@ func (f *Fleet) handleMessage(ctx context.Context, m message) {
 		f.slotReports[id] = policyslots.Report{Node: string(id), At: now, Statuses: ev.Report.Slots}
 		f.mu.Unlock()
 		ev.Report.Migrations, ev.Report.Slots = nil, nil // the State does not use them
-		f.step(ctx, now, ev)
+		apply(now, ev)
 		reply, _ := f.state.Reply(id)
 		m.reply <- answer{reply: reply}
 	default:
-		f.step(ctx, now, m.event)
+		apply(now, m.event)
 	}
 }

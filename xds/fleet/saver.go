@@ -1,13 +1,17 @@
 package fleet
 
-import "time"
+import (
+	"time"
 
-// saver writes the counters in a goroutine of its own, so that a slow disk does not
-// block the loop. A write that is due while another is in progress is skipped.
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
+)
+
+// saver encodes and writes the counters in a goroutine of its own, so that neither a large
+// fleet nor a slow disk blocks the loop. A write that is due while another is in progress is skipped.
 type saver struct {
 	fleet *Fleet
-	work  chan []byte
-	last  []byte // written last, after work is closed; nil for nothing
+	work  chan fleetstate.Counters
+	last  fleetstate.Counters // written last, after work is closed
 	done  chan struct{}
 }
 
@@ -15,46 +19,40 @@ type saver struct {
 const lastSaveTimeout = 5 * time.Second
 
 func newSaver(f *Fleet) *saver {
-	s := &saver{fleet: f, work: make(chan []byte, 1), done: make(chan struct{})}
+	s := &saver{fleet: f, work: make(chan fleetstate.Counters, 1), done: make(chan struct{})}
 	go s.run()
 	return s
 }
 
 func (s *saver) run() {
 	defer close(s.done)
-	for data := range s.work {
-		s.fleet.NoteStore(StoreCounters, s.fleet.cfg.Counters.Save(data))
+	for c := range s.work {
+		s.write(c, s.fleet.cfg.Counters.Save)
 	}
-	if s.last != nil {
-		s.fleet.NoteStore(StoreCounters, s.fleet.cfg.Counters.SaveLast(s.last))
-	}
+	s.write(s.last, s.fleet.cfg.Counters.SaveLast)
 }
 
-// save encodes the present counters and passes them to the goroutine. It is called only
-// by the loop.
+func (s *saver) write(c fleetstate.Counters, save func([]byte) error) {
+	data, err := c.Encode()
+	if err == nil {
+		err = save(data)
+	}
+	s.fleet.NoteStore(StoreCounters, err)
+}
+
+// save passes the present counters to the goroutine. It is called only by the loop.
 func (s *saver) save(now time.Time) {
-	if data := s.encode(now); data != nil {
-		select {
-		case s.work <- data:
-		default:
-			s.fleet.NoteStore(StoreCounters, errSkipped)
-		}
+	select {
+	case s.work <- s.fleet.state.Counters(now):
+	default:
+		s.fleet.NoteStore(StoreCounters, errSkipped)
 	}
-}
-
-func (s *saver) encode(now time.Time) []byte {
-	data, err := s.fleet.state.EncodeCounters(now)
-	if err != nil {
-		s.fleet.log.Warn("counters not saved", "error", err)
-		return nil
-	}
-	return data
 }
 
 // stop writes the counters a last time, after a write that is in progress has ended. A write
 // that hangs is abandoned after lastSaveTimeout, with its goroutine: the process is to end.
 func (s *saver) stop() {
-	s.last = s.encode(time.Now())
+	s.last = s.fleet.state.Counters(time.Now())
 	close(s.work)
 	select {
 	case <-s.done:

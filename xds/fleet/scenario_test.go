@@ -218,7 +218,7 @@ func (p *player) do(d *datadriven.TestData) string {
 	case "resources":
 		p.resources()
 	case "restart":
-		counters, err := p.state.EncodeCounters(p.now)
+		counters, err := p.state.Counters(p.now).Encode()
 		if err != nil {
 			p.t.Fatal(err)
 		}

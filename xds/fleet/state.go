@@ -44,6 +44,7 @@ type State struct {
 	tickedAt   time.Time // the last tick
 	weighedAt  time.Time
 	refinedAt  time.Time // when boundaries were last proposed
+	refineNext bool      // boundaries were due at the last planning of a period, and come before the next one
 	scaledAt   time.Time // when numbers of replicas were last recommended
 	recordedAt time.Time // when the leader last stored the state of the replicas
 
@@ -95,11 +96,6 @@ const (
 	writeOrder                // an operator waits for the answer
 )
 
-// String names the pending write.
-func (p pendingWrite) String() string {
-	return [...]string{"none", "cleanup", "order"}[p]
-}
-
 // retryDelay is how long a State waits after a proposal that was not stored.
 const retryDelay = time.Second
 
@@ -144,6 +140,13 @@ func micros(d time.Duration) policies.Micros { return policies.Micros(d.Microsec
 
 // Step applies an event that happened at now. now must not go back.
 func (s *State) Step(now time.Time, ev Event) Effects {
+	s.Apply(now, ev)
+	return s.effects(now, ev)
+}
+
+// Apply is Step for one of many events whose effects can wait for the next Step: a repair and a snapshot of a large fleet
+// take milliseconds each.
+func (s *State) Apply(now time.Time, ev Event) {
 	if s.started.IsZero() {
 		s.started = now
 	}
@@ -171,7 +174,6 @@ func (s *State) Step(now time.Time, ev Event) Effects {
 	case NotStored:
 		s.handleNotStored(now)
 	}
-	return s.effects(now, ev)
 }
 
 // effects proposes the writes that are due, and publishes when no proposal waits for
@@ -351,16 +353,16 @@ func (s *State) model(name string) *model {
 	return nil
 }
 
-// EncodeCounters returns what a restart of the State would lose apart from its plans.
-func (s *State) EncodeCounters(now time.Time) ([]byte, error) {
+// Counters returns what a restart of the State would lose apart from its plans.
+func (s *State) Counters(now time.Time) fleetstate.Counters {
 	var ratios []fleetstate.ModelRatio
 	for _, m := range s.models {
 		ratios = append(ratios, fleetstate.ModelRatio{Name: m.Name, BytesPerToken: m.ratio})
 	}
-	return s.registry.EncodeCounters(now, ratios)
+	return s.registry.Counters(now, ratios)
 }
 
-// RestoreCounters reads what EncodeCounters wrote. It is called before the first
+// RestoreCounters reads encoded Counters. It is called before the first
 // Replicas event. An error leaves the State unchanged.
 func (s *State) RestoreCounters(data []byte) error {
 	ratios, err := s.registry.RestoreCounters(data)

@@ -11,14 +11,15 @@ import (
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
-// The counters file, version 1: one JSON object, replaced as a whole. It lets a
+// countersVersion is that of Counters.
+const countersVersion = 1
+
+// Counters is the counters file, version 1: one JSON object, replaced as a whole. It lets a
 // control plane that restarts plan on what the fleet saw before, and serve the same
 // weights and byte ranges as before until reports change them. Losing it costs one
 // warm-up and nothing else, so a file of another version, or one that cannot be
 // read, is ignored.
-const countersVersion = 1
-
-type countersFile struct {
+type Counters struct {
 	Version  int               `json:"version"`
 	Saved    time.Time         `json:"saved"`
 	Models   []ModelRatio      `json:"models"`
@@ -54,10 +55,10 @@ type flowCounters struct {
 	Seen      uint64            `json:"seen"`
 }
 
-// EncodeCounters returns the contents of a counters file: the ratios, and what the
-// registry would lose by a restart.
-func (g *Registry) EncodeCounters(now time.Time, ratios []ModelRatio) ([]byte, error) {
-	f := countersFile{Version: countersVersion, Saved: now, Models: ratios}
+// Counters returns the ratios, and what the registry would lose by a restart. It shares the flows with the reports,
+// which nothing changes.
+func (g *Registry) Counters(now time.Time, ratios []ModelRatio) Counters {
+	f := Counters{Version: countersVersion, Saved: now, Models: ratios}
 	for _, r := range g.replicas {
 		if !r.Removed {
 			f.Replicas = append(f.Replicas, replicaCounters{
@@ -66,14 +67,19 @@ func (g *Registry) EncodeCounters(now time.Time, ratios []ModelRatio) ([]byte, e
 			})
 		}
 	}
-	data, err := json.Marshal(f)
+	return f
+}
+
+// Encode returns the contents of the file. For a large fleet that takes most of a second.
+func (c Counters) Encode() ([]byte, error) {
+	data, err := json.Marshal(c)
 	if err != nil {
 		return nil, fmt.Errorf("encode counters: %w", err)
 	}
 	return data, nil
 }
 
-// RestoreCounters reads what EncodeCounters wrote, and returns the ratios. It is
+// RestoreCounters reads what Counters.Encode wrote, and returns the ratios. It is
 // called before the first Configure, which restores the replicas that it configures;
 // the others are dropped. An error leaves the registry unchanged.
 func (g *Registry) RestoreCounters(data []byte) ([]ModelRatio, error) {
@@ -103,25 +109,25 @@ func (r *Replica) restore(now time.Time, c replicaCounters) {
 }
 
 // decodeCounters reads and checks a counters file.
-func decodeCounters(data []byte) (countersFile, error) {
-	var f countersFile
+func decodeCounters(data []byte) (Counters, error) {
+	var f Counters
 	if err := json.Unmarshal(data, &f); err != nil {
-		return countersFile{}, err
+		return Counters{}, err
 	}
 	if f.Version != countersVersion {
-		return countersFile{}, fmt.Errorf("version %d is not supported; this program reads version %d", f.Version, countersVersion)
+		return Counters{}, fmt.Errorf("version %d is not supported; this program reads version %d", f.Version, countersVersion)
 	}
 	for _, m := range f.Models {
 		if m.BytesPerToken.Clamp() != m.BytesPerToken {
-			return countersFile{}, fmt.Errorf("model %.40q: bytes_per_token_milli %d is out of range", m.Name, m.BytesPerToken)
+			return Counters{}, fmt.Errorf("model %.40q: bytes_per_token_milli %d is out of range", m.Name, m.BytesPerToken)
 		}
 	}
 	for _, r := range f.Replicas {
 		if !loadreport.Within(r.Learnt, loadreport.MaxBytesPerToken) {
-			return countersFile{}, fmt.Errorf("replica %.40q: bytes_per_token %v is out of range", r.ID, r.Learnt)
+			return Counters{}, fmt.Errorf("replica %.40q: bytes_per_token %v is out of range", r.ID, r.Learnt)
 		}
 		if err := loadreport.CheckFlow(policies.Flow(r.Flow)); err != nil {
-			return countersFile{}, fmt.Errorf("replica %.40q: flow: %w", r.ID, err)
+			return Counters{}, fmt.Errorf("replica %.40q: flow: %w", r.ID, err)
 		}
 	}
 	return f, nil
