@@ -182,6 +182,12 @@ func (p *Planner) TakeOver(now policies.Micros) {
 	p.resetMeasurements()
 }
 
+// Resign drops what was planned, when the control plane is the leader no longer: another one decides from then on.
+func (p *Planner) Resign() {
+	p.status, p.last, p.reasons = "", policies.Workload{}, nil
+	p.changes++
+}
+
 // resetMeasurements drops the measured iteration times.
 func (p *Planner) resetMeasurements() { p.window = make([]Pace, len(p.plan.Stages)) }
 

@@ -33,7 +33,7 @@ func (s consoleSource) WhatIf(ctx context.Context, q console.Question) (console.
 	if err != nil {
 		return console.Answer{}, err
 	}
-	present := presentWorkload(*model, rules)
+	present := model.Workload
 	w, traffic, err := s.workload(q, present, rules.Context)
 	if err != nil {
 		return console.Answer{}, err
@@ -85,25 +85,6 @@ func (s consoleSource) model(name string) (*fleet.ModelState, fleet.Model, error
 		return nil, fleet.Model{}, &console.FieldError{Field: "model", Text: fmt.Sprintf("%.60q: unknown", name)}
 	}
 	return model, s.c.cfg.Models[i], nil
-}
-
-// presentWorkload returns what a model's plan is made for: the workload of the planner's last
-// period or, where there was none, the one that follows from the reports.
-func presentWorkload(m fleet.ModelState, rules fleet.Model) policies.Workload {
-	if len(m.Workload.Flow.Edges) > 0 {
-		return m.Workload
-	}
-	w := policies.Workload{Flow: m.Flow, QoE: rules.QoE, Cost: rules.Cost, Transfer: rules.Transfer, Limits: rules.Limits}
-	for _, r := range m.Replicas {
-		if r.Prefill || r.Stage < 0 {
-			continue
-		}
-		if w.Replicas++; w.Replicas == 1 {
-			w.Capacity = r.Capacity
-		}
-		w.Capacity.KV, w.Capacity.Batch = min(w.Capacity.KV, r.Capacity.KV), min(w.Capacity.Batch, r.Capacity.Batch)
-	}
-	return w
 }
 
 // workload returns the workload of a question, and its traffic in words.

@@ -156,6 +156,11 @@ func (s *State) leaderChange(now time.Time) *LeaderChange {
 	if leader == s.leader {
 		return nil
 	}
+	if s.leader == s.rules.Name {
+		for _, m := range s.models {
+			m.planner.Resign()
+		}
+	}
 	c := &LeaderChange{From: s.lastLeader, To: leader, Released: leader == "" && s.object.Lease.Holder == ""}
 	if s.leader = leader; leader != "" {
 		if s.lastLeader != "" && s.lastLeader != leader {

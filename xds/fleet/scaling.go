@@ -53,6 +53,7 @@ func (s *State) updateScaling(now time.Time) {
 	for _, m := range s.models {
 		sample := m.planner.ScaleSample(s.registry.View(now, m.Name))
 		m.scaling = Scaling{Recommendation: m.scaler.Step(s.micros(now), sample), Present: sample.Present, Utilisation: m.scaler.Utilisation()}
+		m.workload = sample.Workload
 		m.scaling.Stages = m.planner.StageNeeds(sample.Workload, m.scaling.Utilisation)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // scaledState is a State whose replicas all report the same.
@@ -94,5 +95,32 @@ func TestScalingSpeed(t *testing.T) {
 	}
 	if _, err := NewState(Rules{Models: s.rules.Models, Scaling: planner.ScalerConfig{Utilisation: 2}}); err == nil {
 		t.Error("a utilisation of 2 is accepted")
+	}
+}
+
+// TestResign checks that a control plane which is the leader no longer shows neither what it planned nor for which traffic,
+// but the present traffic.
+func TestResign(t *testing.T) {
+	s := newScaledState(t, Rules{Shared: true, Name: "a", Period: time.Second}, 4)
+	settleState(s.State, s.now, Stored{})
+	s.wait(5*time.Second, true)
+	arrivals := func(m ModelState) (sum float64) {
+		for _, x := range m.Workload.Flow.Arrivals {
+			sum += x
+		}
+		return sum
+	}
+	before := s.Snapshot(s.now)
+	if m := before.Models[0]; !before.Leadership.Leading || m.Planner == "" || arrivals(m) == 0 {
+		t.Fatalf("leader: %q, %v requests/s", m.Planner, arrivals(m))
+	}
+	o := s.object
+	o.Lease = store.Lease{Holder: "b", Expires: s.now}
+	settleState(s.State, s.now, Stored{o})
+	s.report.Flow = planner.ScaleFlow(policies.Workload{Flow: s.report.Flow}, 2).Flow
+	s.wait(2*time.Second, true)
+	after := s.Snapshot(s.now)
+	if m := after.Models[0]; after.Leadership.Leading || m.Planner != "" || m.StageReasons != nil || arrivals(m) != 2*arrivals(before.Models[0]) {
+		t.Errorf("follower: %q, reasons %v, %v requests/s, %v before", m.Planner, m.StageReasons, arrivals(m), arrivals(before.Models[0]))
 	}
 }

@@ -43,8 +43,8 @@ type ModelState struct {
 	Service Service
 	// StageReasons are why Plan has its stages, in their order; nil where that is not known.
 	StageReasons []partition.StageReason
-	// Workload is what was last planned for; without edges nothing was: there was no period yet, or
-	// another control plane plans.
+	// Workload is what was last planned for, or what would be: where there was no period yet, or another
+	// control plane plans.
 	Workload policies.Workload
 	// LearntBytesPerToken is learnt from the present reports (0: none yet).
 	LearntBytesPerToken length.Ratio
@@ -115,6 +115,16 @@ func (s *Snapshot) Model(name string) *ModelState {
 	return nil
 }
 
+// plannedFor returns the workload of the planner's last period or, if there was none, of the last recommendation.
+func (s *State) plannedFor(now time.Time, m *model) policies.Workload {
+	for _, w := range [...]policies.Workload{m.planner.Workload(), m.workload} {
+		if len(w.Flow.Edges) > 0 {
+			return w
+		}
+	}
+	return m.planner.ScaleSample(s.registry.View(now, m.Name)).Workload // before the first tick
+}
+
 // Snapshot returns the state as it is.
 func (s *State) Snapshot(now time.Time) *Snapshot {
 	snap := &Snapshot{
@@ -123,7 +133,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 	}
 	for _, m := range s.models {
 		state := ModelState{
-			Model: m.Model.Model, Plan: m.planner.Plan(), Reason: m.reason, Planner: m.planner.Status(), StageReasons: m.planner.Reasons(), Workload: m.planner.Workload(), Flow: s.registry.View(now, m.Name).Flow(m.Edges),
+			Model: m.Model.Model, Plan: m.planner.Plan(), Reason: m.reason, Planner: m.planner.Status(), StageReasons: m.planner.Reasons(), Workload: s.plannedFor(now, m), Flow: s.registry.View(now, m.Name).Flow(m.Edges),
 			Refining: s.rules.refines(), Pin: fleetstate.PinOf(s.object, m.Name), Links: m.Links, Scaling: m.scaling, Demand: m.demand.demand, Service: m.service.last,
 		}
 		state.BytesPerToken = m.ratio

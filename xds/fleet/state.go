@@ -82,7 +82,8 @@ type model struct {
 	wantedRatio length.Ratio          // to be served; ratio follows when this is stored
 	planOrder   *fleetstate.PlanOrder // commanded by an operator, until it is stored; nil: none
 	scaler      *planner.Scaler
-	scaling     Scaling // as of the last period
+	scaling     Scaling           // as of the last period
+	workload    policies.Workload // of scaling
 	demand      demandMeter
 	service     serviceMeter
 }
