@@ -7,8 +7,8 @@ import (
 	"net/url"
 	"strconv"
 	"time"
-	"unicode"
 
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
@@ -157,7 +157,7 @@ func (c *Control) planCommand(order func(model string, epoch policies.Epoch, q u
 			}
 			epoch = policies.Epoch(n)
 		}
-		if by := q.Get("by"); len(by) > maxBy || !printable(by) {
+		if by := q.Get("by"); cleantext.Printable(by, maxBy) != by {
 			return nil, badRequest(fmt.Sprintf("by: must be a name of up to %d printable bytes", maxBy))
 		}
 		if err := c.fleet.Order(ctx, order(model, epoch, q)); err != nil {
@@ -165,14 +165,4 @@ func (c *Control) planCommand(order func(model string, epoch policies.Epoch, q u
 		}
 		return c.PlanHistory(model), nil
 	}
-}
-
-// printable reports whether a text can be shown in a terminal.
-func printable(s string) bool {
-	for _, r := range s {
-		if !unicode.IsPrint(r) {
-			return false
-		}
-	}
-	return true
 }

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/cleantext"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
@@ -71,10 +72,10 @@ func parsePolicyQuery(q url.Values) (o policyQuery, err error) {
 		}
 		o.generation = lifecycle.Generation(n)
 	}
-	if len(o.by) > maxBy || !printable(o.by) {
+	if cleantext.Printable(o.by, maxBy) != o.by {
 		return o, badRequest(fmt.Sprintf("by: must be a name of up to %d printable bytes", maxBy))
 	}
-	if len(o.reason) > policyslots.MaxReason || !printable(o.reason) {
+	if cleantext.Printable(o.reason, policyslots.MaxReason) != o.reason {
 		return o, badRequest(fmt.Sprintf("reason: must be up to %d printable bytes", policyslots.MaxReason))
 	}
 	return o, nil
