@@ -29,6 +29,7 @@ const (
 	MaxTokens        = 1 << 40 // tokens held or promised, and the largest bucket edge
 	MaxRate          = 1e18    // any rate per second and any batch sum
 	maxIteration     = 3600    // seconds of one iteration
+	minIteration     = 1e-9    // of one that is known: its inverse is a rate of tokens
 	MaxSeen          = 1 << 50 // requests counted or refused by one front end
 	MaxBytesPerToken = 64
 	maxDuration      = 1 << 25 // seconds that a request may last: a year
@@ -237,7 +238,7 @@ func decodeLoad(m *api.Load) (l policies.Load, bounded []string) {
 		Promised:  tokens("promised_tokens", m.GetPromisedTokens()),
 		Iteration: m.GetIterationSeconds(),
 	}
-	if !Within(l.Iteration, maxIteration) {
+	if !Within(l.Iteration, maxIteration) || l.Iteration > 0 && l.Iteration < minIteration {
 		bounded = append(bounded, "iteration_seconds")
 		l.Iteration = 0 // unknown
 	}
