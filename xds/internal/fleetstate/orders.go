@@ -99,8 +99,8 @@ func CheckDrain(g *Registry, id policies.ReplicaID) error {
 	switch {
 	case r == nil || r.Removed:
 		return fmt.Errorf("replica %q: %w", id, ErrUnknownReplica)
-	case r.DrainOrdered():
-		return nil // it is drained already
+	case r.DrainOrdered(), r.Prefill:
+		return nil // it is drained already, or takes no requests
 	}
 	for _, o := range g.All() {
 		if o != r && o.Model == r.Model && o.Ready() && !o.Prefill {

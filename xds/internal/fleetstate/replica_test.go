@@ -1,6 +1,7 @@
 package fleetstate
 
 import (
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -177,5 +178,17 @@ func TestRefused(t *testing.T) {
 		if got := g.View(now, "m").Replicas[0].Refused; got != step.want {
 			t.Errorf("after a report of %d: %d refused, want %d", step.reported, got, step.want)
 		}
+	}
+}
+
+// TestDrainOfPrefillReplica checks that a prefill replica may be drained at any time, and the last one that decodes not.
+func TestDrainOfPrefillReplica(t *testing.T) {
+	g := New(Config{Grace: time.Minute, HalfLife: time.Minute})
+	g.Configure(time.Unix(1, 0), []policies.Replica{{ID: "r", Model: "m"}, {ID: "p", Model: "m", Prefill: true}})
+	if err := CheckDrain(g, "p"); err != nil {
+		t.Error(err)
+	}
+	if err := CheckDrain(g, "r"); !errors.Is(err, ErrLastReplica) {
+		t.Error(err)
 	}
 }
