@@ -190,11 +190,20 @@ func (d *decider) keepLast(model string) (kept bool) {
 		return true
 	}
 	defer func() { d.leaveOutUnlike(model, kept) }()
+	taken := make(map[string]bool) // ids and addresses; known replicas do not clash with each other
+	for _, c := range d.all {
+		if c.State != LeftOut {
+			taken[c.Replica] = true
+			for _, a := range addressesOf(c.replica) {
+				taken[a] = true
+			}
+		}
+	}
 	var clashing []config.Replica
 	for _, id := range sortedIDs(d.known) {
 		switch r := d.known[id]; {
 		case !served(r):
-		case len(d.clashes(r)) > 0:
+		case taken[id] || slices.ContainsFunc(addressesOf(r), func(a string) bool { return taken[a] }):
 			clashing = append(clashing, r)
 		default:
 			d.keepWithoutPod(r, model)
