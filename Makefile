@@ -151,12 +151,14 @@ conformance: $(CONFORMANCE)/suite.test $(CONFORMANCE)/pilot-discovery kube-apise
 $(CONFORMANCE)/suite.test: $(CONFORMANCE_SUITE)/go.mod
 	@mkdir -p $(@D)/definitions
 	CGO_ENABLED=0 $(GO) build -C $(CONFORMANCE_SUITE) -trimpath -ldflags '-s -w' -o $(CURDIR)/$(@D)/echo-basic sigs.k8s.io/gateway-api/conformance/echo-basic
+	$(GO) mod download -C $(CONFORMANCE_SUITE) sigs.k8s.io/gateway-api sigs.k8s.io/gateway-api-inference-extension
 	cp -rT "$$($(GO) list -C $(CONFORMANCE_SUITE) -m -f '{{.Dir}}' sigs.k8s.io/gateway-api)/config/crd/standard" $(@D)/definitions/gateway-api
 	cp -rT "$$($(GO) list -C $(CONFORMANCE_SUITE) -m -f '{{.Dir}}' sigs.k8s.io/gateway-api-inference-extension)/config/crd/bases" $(@D)/definitions/inference-extension
 	chmod -R u+w $(@D)/definitions
 	CGO_ENABLED=0 $(GO) test -C $(CONFORMANCE_SUITE) -c -trimpath -vet=off -ldflags '-s -w' -o $(CURDIR)/$@ sigs.k8s.io/gateway-api-inference-extension/conformance
 $(CONFORMANCE)/pilot-discovery: $(CONFORMANCE_PILOT)/go.mod
 	@mkdir -p $(@D)/definitions/istio
+	$(GO) mod download -C $(CONFORMANCE_PILOT) istio.io/istio
 	cp "$$($(GO) list -C $(CONFORMANCE_PILOT) -m -f '{{.Dir}}' istio.io/istio)/manifests/charts/base/files/crd-all.gen.yaml" $(@D)/definitions/istio
 	CGO_ENABLED=0 $(GO) build -C $(CONFORMANCE_PILOT) -trimpath -buildvcs=false -ldflags '-s -w' -o $(CURDIR)/$@ istio.io/istio/pilot/cmd/pilot-discovery
 
