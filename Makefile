@@ -254,7 +254,8 @@ faults: envoy ## inject every fault into a running fleet; prints who names it, a
 # A guest with RDMA in software; the tests of verbs run in it on the real library.
 # "make test" runs them on a fake one. It needs Debian, gcc and qemu-system-x86.
 rdma-check: ## verbs on soft-RoCE in QEMU: conformance, faults of migrations, 1,000 transfers; no root
-	$(GO) run ./migrator/internal/qemu
+	$(GO) build -C cmd/cascade-lab -o $(CURDIR)/.cache/rdma/check ./internal/qemu
+	.cache/rdma/check
 
 bench: envoy ## every benchmark; the table is in BENCHMARKS.md
 	$(GO) test -run '^$$' -bench . -benchmem -timeout 60m ./...
