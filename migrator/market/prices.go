@@ -62,7 +62,8 @@ func (m *Market) resident(leg *frontend.LocalLeg) place.Resident {
 	return place.Resident{
 		Input: r.Input, Cached: r.Cached, Output: r.Output, MaxOutput: r.MaxOutput, Prompts: r.Prompts, Sequences: r.Sequences,
 		Arrived: micros(leg.Since.Sub(m.start)),
-		// It came from a lost engine: the KV of its prompt and of what it has generated is computed here.
+		// Until its first token here, a request whose engine was lost computes its KV again. One that has moved with
+		// its KV gets that token an iteration later.
 		Prefilling: leg.Last.IsZero(),
 	}
 }

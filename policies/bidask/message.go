@@ -89,7 +89,7 @@ type Event struct {
 	Deal    Deal
 	Peer    policies.ReplicaID
 	// Over says, with TransferFailed, that the request had ended or was no longer for sale:
-	// the failure says nothing of the two replicas, and is not counted. The machine ignores it.
+	// that is no failure of the two replicas, and counts as none. The machine ignores it.
 	Over bool
 	// Occupancy as measured; its Incoming is ignored, because the machine computes it.
 	Occupancy policies.Occupancy

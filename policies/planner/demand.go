@@ -88,7 +88,7 @@ func (q *backlog) step(now, memory policies.Micros, in ScaleSample) float64 {
 	}
 	q.refused = in.Refused // lower: a replica has left
 	if !q.known {
-		*q = backlog{known: true, at: now, refused: in.Refused, served: served, tokens: tokens}
+		*q = backlog{known: true, at: now, refused: in.Refused}
 		q.mean = q.requests(in)
 		return 1
 	}

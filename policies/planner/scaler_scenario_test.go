@@ -130,3 +130,21 @@ func TestQuietTime(t *testing.T) {
 		}
 	}
 }
+
+// TestEarlyTraffic checks that tokens of requests of which none has ended yet make no request look long: ten queue up
+// a minute later, of some hundred tokens each.
+func TestEarlyTraffic(t *testing.T) {
+	s, now := testkit.Must(planner.NewScaler(planner.ScalerConfig{})), policies.Micros(0)
+	step := func(work, rate float64, waiting int) planner.Recommendation {
+		now += 10 * policies.Second
+		d := demand{Work: work, Rate: rate, KV: 1 << 40, Batch: 1 << 30}
+		return s.Step(now, planner.ScaleSample{Workload: d.workload(), Present: 4, Reporting: 4, Running: 12, Waiting: waiting})
+	}
+	step(3, 1e-9, 0)
+	for range 6 {
+		step(3, 6, 0)
+	}
+	if r := step(3, 6, 20); !(r.Growth > 1 && r.Growth < 1.2) {
+		t.Errorf("growth %v", r.Growth)
+	}
+}

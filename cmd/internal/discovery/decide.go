@@ -3,6 +3,7 @@ package discovery
 import (
 	"cmp"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 
@@ -141,7 +142,7 @@ func (d *decider) takeAddresses(c *candidate, taken map[string]*candidate) {
 	own := addressesOf(c.replica)
 	for _, a := range own {
 		if other := taken[a]; other != nil {
-			c.leaveOut("its address %s is also that of Pod %s: give it other ports (%sport, peer-port and admin-port)", a, other.Pod, Prefix)
+			c.leaveOut("its address %s is also that of Pod %s: give it other ports (%sport, peer-port, admin-port and engine-port)", a, other.Pod, Prefix)
 			return
 		}
 	}
@@ -150,12 +151,14 @@ func (d *decider) takeAddresses(c *candidate, taken map[string]*candidate) {
 	}
 }
 
-// addressesOf returns where a replica listens.
+// addressesOf returns where a replica listens, and where its engine does: on loopback, of the same host.
 func addressesOf(r config.Replica) []string {
-	if r.Admin == "" {
-		return []string{r.Address, r.Peer}
+	host, _, _ := net.SplitHostPort(r.Address)
+	out := []string{r.Address, r.Peer, r.Engine + " of " + host}
+	if r.Admin != "" {
+		out = append(out, r.Admin)
 	}
-	return []string{r.Address, r.Peer, r.Admin}
+	return out
 }
 
 // compareBools orders false before true.
