@@ -149,14 +149,15 @@ func TestRun(t *testing.T) {
 		"exec sleep 600":                            failed,
 		"exec sleep 601":                            late,
 	} {
+		// Written before any of the parallel tests starts a process, which would hold the open file: "text file busy".
+		b := testBinary{file: filepath.Join(t.TempDir(), "test"), dir: "."}
+		testkit.NoError(t, os.WriteFile(b.file, []byte("#!/bin/sh\n"+script+"\n"), 0o700))
 		t.Run(script, func(t *testing.T) {
 			t.Parallel()
 			limit := time.Minute
 			if want == late {
 				limit = 100 * time.Millisecond
 			}
-			b := testBinary{file: filepath.Join(t.TempDir(), "test"), dir: "."}
-			testkit.NoError(t, os.WriteFile(b.file, []byte("#!/bin/sh\n"+script+"\n"), 0o700))
 			if got, text := b.run(t.Context(), 0, nil, limit); got != want {
 				t.Errorf("ended as %d, want %d: %s", got, want, text)
 			}
