@@ -1,5 +1,5 @@
-// Package strictjson decodes JSON of which nothing may be ignored: files that people write, and those of other versions
-// of the program.
+// Package strictjson decodes JSON and refuses unknown fields and trailing data. It is for files that people write, or
+// that another version of the program has written.
 package strictjson
 
 import (

@@ -45,7 +45,7 @@ func (b *Peers) FindMove(now policies.Micros, q MoveQuery) (best Move, ok bool) 
 	}
 	s := &b.search
 	s.describe(&b.outputs, q.Residents)
-	base := s.finish(&b.view.engine, &b.ownState, now, -1)
+	base, _ := s.finish(&b.view.engine, &b.ownState, now, -1)
 	best.Gain = int64(minGain * b.cfg.Engine.Cost.D0 * 1e9)
 	var sent Waiting
 	for n := range min(len(q.Movable), maxMovers) {
@@ -56,8 +56,8 @@ func (b *Peers) FindMove(now policies.Micros, q MoveQuery) (best Move, ok bool) 
 		if !runs || one.Count != 1 {
 			continue
 		}
-		rest := s.finish(&b.view.engine, &b.ownState, now, i)
-		saved := int64((base - rest) * 1e9 * s.congestion)
+		rest, congestion := s.finish(&b.view.engine, &b.ownState, now, i)
+		saved := int64((base - rest) * 1e9 * congestion)
 		least := max(best.Gain, int64(minGainShare*float64(saved)))
 		if saved <= least {
 			continue
@@ -110,8 +110,6 @@ type moveSearch struct {
 	running []residentGroup // in the order of their ends
 	waiting []Waiting
 	model   Model
-	// congestion is that of the last call of finish, at its start.
-	congestion float64
 }
 
 // residentGroup is a resident that runs.
@@ -148,8 +146,8 @@ func (s *moveSearch) find(resident int) (Running, bool) {
 	return Running{}, false
 }
 
-// finish returns what the ends of all residents but one cost from now on.
-func (s *moveSearch) finish(e *Engine, own *State, now policies.Micros, without int) float64 {
+// finish returns what the ends of all residents but one cost from now on, and the congestion that this one meets.
+func (s *moveSearch) finish(e *Engine, own *State, now policies.Micros, without int) (cost, congestion float64) {
 	s.model.Reset(e, own.At)
 	held, rest := 0.0, 0.0 // tokens of all, and of all but one: prefixes are taken to be shared alike
 	for i := range s.running {
@@ -167,6 +165,6 @@ func (s *moveSearch) finish(e *Engine, own *State, now policies.Micros, without 
 		s.model.SetUsed(policies.Tokens(float64(own.Used) * rest / held))
 	}
 	s.model.Advance(now)
-	s.congestion = s.model.congestion(held - rest)
-	return s.model.Finish()
+	congestion = s.model.congestion(held - rest)
+	return s.model.Finish(), congestion
 }

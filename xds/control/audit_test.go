@@ -135,7 +135,9 @@ func TestAuditOrders(t *testing.T) {
 			t.Errorf("not one record %q", want)
 		}
 	}
-	read := func(line string) bool { return strings.HasPrefix(line, "status |") || strings.HasPrefix(line, "metrics |") }
+	read := func(line string) bool {
+		return strings.HasPrefix(line, "status |") || strings.HasPrefix(line, "metrics |")
+	}
 	if t.Failed() || slices.ContainsFunc(lines, read) {
 		t.Errorf("the audit log:\n%s", got)
 	}

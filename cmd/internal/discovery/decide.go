@@ -3,7 +3,6 @@ package discovery
 import (
 	"cmp"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 
@@ -153,8 +152,7 @@ func (d *decider) takeAddresses(c *candidate, taken map[string]*candidate) {
 
 // addressesOf returns where a replica listens, and where its engine does: on loopback, of the same host.
 func addressesOf(r config.Replica) []string {
-	host, _, _ := net.SplitHostPort(r.Address)
-	out := []string{r.Address, r.Peer, r.Engine + " of " + host}
+	out := []string{r.Address, r.Peer, r.Engine + " of " + hostOf(r.Address)}
 	if r.Admin != "" {
 		out = append(out, r.Admin)
 	}

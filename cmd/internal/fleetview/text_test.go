@@ -50,7 +50,7 @@ func TestDescribeScaling(t *testing.T) {
 	}
 }
 
-// TestReadyLine checks that prefill replicas, which take no requests, do not count among those that do.
+// TestReadyLine checks that prefill replicas do not count: they take no requests from proxies.
 func TestReadyLine(t *testing.T) {
 	st := control.Status{Verdict: control.Well, Models: []control.Model{{
 		Stages:     []control.Stage{{Replicas: []control.Replica{{Health: "healthy"}, {Health: "draining"}}}},

@@ -195,7 +195,7 @@ var migrationMetrics = []metric[migrationSample]{
 	gauge("prefix_holders", "Peers that are known to hold prompts.", func(m migrationSample) float64 { return float64(m.market.Holders) }),
 	gauge("peers_known", "Peers with a current load summary.", func(m migrationSample) float64 { return float64(m.market.FreshPeers) }),
 	gauge("slowdown_ratio", "How many times as long iterations of the engine take as its profile says, by what requests took.", func(m migrationSample) float64 { return m.market.Slowdown }),
-	gauge("peer_load_error_ratio", "By what share the running tokens of peers differ from what placement believed just before they were reported.", func(m migrationSample) float64 { return m.market.LoadError }),
+	gauge("peer_load_error_ratio", "Relative error of the running tokens that placement assumed of peers, at their reports.", func(m migrationSample) float64 { return m.market.LoadError }),
 	counter("forwards_total", "Requests placed at a peer before their first token.", func(m migrationSample) float64 { return float64(m.market.Forwards) }),
 
 	counters("transfers_sent_total", "Completed transfers to other replicas.", "method", func(m migrationSample) map[string]float64 { return byMode(m.executor.Sent) }),

@@ -85,7 +85,7 @@ type Watcher struct {
 	// endpoints are those of a Service when it was last there: its slices are deleted after it, one by one;
 	// guarded by mu.
 	endpoints []discovery.Endpoint
-	faults    map[string]sourceFault // what cannot be read, by what it is; guarded by mu
+	faults    map[string]sourceFault // by the kind of the object that cannot be read; guarded by mu
 }
 
 // sourceFault is why something cannot be read.

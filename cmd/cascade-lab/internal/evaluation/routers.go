@@ -14,7 +14,7 @@ import (
 // rivals are what users would pick instead of Cascade.
 var rivals = []string{"least-load", "power-of-two", "prefix-tree", "lmetric", "llm-d", "llumnix"}
 
-// limits are the metrics by which Cascade is compared with one decider that knows the present state of each replica.
+// limits are the metrics of the comparison with the policy ideal.
 var limits = []metric{normalMean, ttftP95}
 
 // compared are the metrics that verdicts are given on.
