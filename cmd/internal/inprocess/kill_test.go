@@ -3,9 +3,20 @@ package inprocess
 import (
 	"context"
 	"net/url"
+	"slices"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/xds/control"
 )
+
+// waitUntilAllServe waits until every replica is healthy and the proxies have been told so: only then can they pass over
+// the next one that is killed.
+func (r *fleetHarness) waitUntilAllServe() {
+	r.T.Helper()
+	r.waitForStatus("every replica serves", func(s control.Status) bool {
+		return allHealthy(s) && !slices.ContainsFunc(s.Nodes, func(n control.Node) bool { return !n.Current })
+	})
+}
 
 // killEngine ends an engine as a crash would, without a shutdown. Several end at once: were they to end one after
 // another, a stream could continue at the next one, and end as the request that breaks engines (session.MaxLosses).

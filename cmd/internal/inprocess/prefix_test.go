@@ -140,6 +140,7 @@ func TestPrefixPullsUnderFaults(t *testing.T) {
 	}
 	r.WaitFor("prefixes are pulled", func() bool { return pulls() >= 5 })
 	for i, id := range []string{"r0", "r1", "r2"} {
+		r.waitUntilAllServe()
 		r.killEngine(id)
 		r.WaitFor("the loss is noticed", func() bool { return !r.fronts[id].Status().EngineReady })
 		load.WaitForRequests(4)
@@ -147,6 +148,7 @@ func TestPrefixPullsUnderFaults(t *testing.T) {
 		before := pulls()
 		r.WaitFor(fmt.Sprint("prefixes are pulled after loss ", i), func() bool { return pulls() > before })
 	}
+	r.waitUntilAllServe()
 	load.KillDuring(func() { r.killFront("r0") }, func(error) bool { return true })
 	load.WaitForRequests(6)
 	r.startFront("r0")
