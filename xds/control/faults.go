@@ -133,13 +133,25 @@ func policyFaults(slots []PolicySummary) (out []Fault) {
 // refusalSettles is how long after a proxy's refusal it may still have accepted a newer version.
 const refusalSettles = 10 * time.Second
 
+// isPlanRefusalPresent reports whether a plan that was rolled back is still a fault: until a newer plan is in force, or
+// the proxy that refused it has left or connected anew, and no longer than planRefusalShown.
+func isPlanRefusalPresent(p publish.Status, r publish.Refusal, now time.Time) bool {
+	switch since := now.Sub(r.At); {
+	case since < refusalShown:
+		return true
+	case since >= planRefusalShown || p.Epoch > r.Epoch:
+		return false
+	}
+	return slices.ContainsFunc(p.Nodes, func(n publish.Node) bool { return n.ID == r.Node && n.Connected && n.Since.Before(r.At) })
+}
+
 // rolloutFaults lists the plan that goes no further because proxies refuse it, and the proxies that
 // do not have what the others of their group have.
 func rolloutFaults(p publish.Status, now time.Time) (out []Fault) {
 	switch {
 	case p.Blocked:
 		out = append(out, Fault{Kind: FaultRollout, Object: "plan", Text: "the newest plan is not rolled out: " + p.Err.Error()})
-	case p.Err == nil && len(p.Refused) > 0 && now.Sub(p.Refused[len(p.Refused)-1].At) < planRefusalShown:
+	case p.Err == nil && len(p.Refused) > 0 && isPlanRefusalPresent(p, p.Refused[len(p.Refused)-1], now):
 		r := p.Refused[len(p.Refused)-1]
 		out = append(out, Fault{Kind: FaultRollout, Object: "plan", Seconds: now.Sub(r.At).Seconds(), Text: cleantext.Truncate(fmt.Sprintf(
 			"a plan was rolled back, because the proxy %s refused %s: %s", r.Node, r.Name, r.Text), maxFaultText)})
@@ -213,11 +225,12 @@ func modelFaults(s *fleet.Snapshot, now time.Time) (out []Fault) {
 }
 
 const (
-	// refusalShown is how long a refused client is shown: longer than the pause between two attempts of the
+	// refusalShown is how long a refused client is shown, and a plan that was rolled back at least: longer than the pause between two attempts of the
 	// fleet's own clients (client.DefaultBackoffMax and gRPC's jitter), and gone within 10 s of the repair, with
 	// the 2 s after which they have read a new certificate (certs.Interval).
 	refusalShown = 7 * time.Second
-	// planRefusalShown is how long a plan that was rolled back is shown.
+	// planRefusalShown is how long a plan that was rolled back is shown at most: at a scrape every 30 s, one sees it. The
+	// planner then tries again.
 	planRefusalShown = 35 * time.Second
 	// maxFaultText bounds a text that clients can influence, in bytes.
 	maxFaultText = 512
