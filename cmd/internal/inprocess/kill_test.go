@@ -9,7 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// waitUntilAllServe waits until every replica is healthy and the proxies have been told so: only then can they pass over
+// waitUntilAllServe waits until every replica is healthy and the proxies know it: only then can they pass over
 // the next one that is killed.
 func (r *fleetHarness) waitUntilAllServe() {
 	r.T.Helper()
