@@ -2,7 +2,6 @@ package loadreport
 
 import (
 	"context"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,11 +13,10 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit/memgrpc"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/policies"
@@ -87,13 +85,9 @@ func runHarness(t *testing.T, test func(t *testing.T, w *harness)) {
 		w := &harness{controlPlane: &controlPlane{got: make(chan arrived, 1000), start: time.Now()}, changed: make(chan struct{}, 1), done: make(chan error, 1), replies: make(chan Reply, 1000)}
 		w.extra.Store(new(Extra))
 		w.status.Store(&frontend.Status{EngineReady: true})
-		lis := bufconn.Listen(1 << 16)
 		server := grpc.NewServer()
 		api.RegisterFleetServer(server, w.controlPlane)
-		go server.Serve(lis)
-		conn, err := grpc.NewClient("passthrough:///plane", grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return lis.DialContext(ctx) }))
-		testkit.NoError(t, err)
+		conn, _ := memgrpc.Serve(t, server)
 		u, err := New(Config{Conn: conn, Replica: "r0", Model: "m", Status: func() frontend.Status { return *w.status.Load() }, Changed: w.changed,
 			Extra: func() Extra { return *w.extra.Load() }, OnReply: func(r Reply) { w.replies <- r }, Logger: w.log.Logger()})
 		testkit.NoError(t, err)
@@ -106,8 +100,6 @@ func runHarness(t *testing.T, test func(t *testing.T, w *harness)) {
 		if err := <-w.done; err != nil {
 			t.Errorf("Run: %v", err)
 		}
-		conn.Close()
-		server.Stop()
 	})
 }
 

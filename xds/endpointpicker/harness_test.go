@@ -1,11 +1,9 @@
 package endpointpicker
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
 	"strings"
 	"sync"
@@ -16,12 +14,11 @@ import (
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit/memgrpc"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -70,32 +67,17 @@ func startPlane(t *testing.T, c Config) *plane {
 	s := testkit.Must(server.New(server.Config{Cache: p.cache}))
 	ads := grpc.NewServer()
 	s.Register(t.Context(), ads)
-	xds := testkit.Must(routing.New(routing.Config{Conn: serve(t, ads), NodeID: "picker", Watcher: p}))
+	conn, _ := memgrpc.Serve(t, ads)
+	xds := testkit.Must(routing.New(routing.Config{Conn: conn, NodeID: "picker", Watcher: p}))
 	testkit.Run(t, xds.Run)
 	own := grpc.NewServer(p.picker.Options()...)
 	p.picker.Register(own)
 	if c.Health != nil {
 		healthpb.RegisterHealthServer(own, c.Health)
 	}
-	p.conn = serve(t, own)
+	p.conn, _ = memgrpc.Serve(t, own)
 	p.client = extproc.NewExternalProcessorClient(p.conn)
 	return p
-}
-
-// serve runs a gRPC server over an in-memory connection and returns a client's end.
-func serve(t *testing.T, s *grpc.Server) *grpc.ClientConn {
-	t.Helper()
-	listener := bufconn.Listen(1 << 20)
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = s.Serve(listener) })
-	conn := testkit.Must(grpc.NewClient("passthrough:///test", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) })))
-	t.Cleanup(func() {
-		conn.Close()
-		s.Stop()
-		wg.Wait()
-	})
-	return conn
 }
 
 // publish serves a view and waits until the picker uses it.

@@ -4,16 +4,14 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net"
 	"sync"
 	"testing"
 	"testing/synctest"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit/memgrpc"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/internal/reports"
@@ -73,20 +71,15 @@ func (w *world) start(name string, list []policies.Replica, shared, counters boo
 			w.printError(err)
 		}
 	})
-	server, lis := grpc.NewServer(), bufconn.Listen(1<<16)
+	server := grpc.NewServer()
 	api.RegisterFleetServer(server, f.Service())
-	wg.Go(func() { _ = server.Serve(lis) })
-	conn, err := grpc.NewClient("passthrough:///fleet", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return lis.DialContext(ctx) }))
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	conn, stop := memgrpc.Serve(w.t, server)
 	p.api = api.NewFleetClient(conn)
 	p.end = func() {
 		cancel()
 		synctest.Wait()
 		conn.Close()
-		server.Stop()
+		stop()
 		wg.Wait()
 		if err := f.Drain(context.Background(), "r0"); !errors.Is(err, reports.ErrStopped) {
 			w.t.Errorf("an order to a control plane that has ended: %v", err)

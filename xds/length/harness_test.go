@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,12 +14,11 @@ import (
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit/memgrpc"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
@@ -49,22 +46,12 @@ func serve(t *testing.T, c Config) (extproc.ExternalProcessorClient, *grpc.Clien
 	t.Helper()
 	s, err := New(c)
 	testkit.NoError(t, err)
-	listener := bufconn.Listen(1 << 20)
 	g := grpc.NewServer(s.Options()...)
 	s.Register(g)
 	if c.Health != nil {
 		healthpb.RegisterHealthServer(g, c.Health)
 	}
-	var wg sync.WaitGroup
-	wg.Go(func() { g.Serve(listener) })
-	conn, err := grpc.NewClient("passthrough:///test", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-	testkit.NoError(t, err)
-	t.Cleanup(func() {
-		conn.Close()
-		g.Stop()
-		wg.Wait()
-	})
+	conn, _ := memgrpc.Serve(t, g)
 	return extproc.NewExternalProcessorClient(conn), conn
 }
 

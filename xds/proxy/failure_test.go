@@ -2,13 +2,10 @@ package proxy
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"io"
-	"net"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -131,21 +128,9 @@ func TestTimeouts(t *testing.T) {
 // its request, is answered 400, and that the proxy neither passes the replica over nor counts a failure of it.
 func TestShortBodyBlamesNoReplica(t *testing.T) {
 	f := newFleet(t, 2, nil)
-	conn := testkit.Must(net.Dial("tcp", strings.TrimPrefix(f.url, "http://")))
-	defer conn.Close()
-	testkit.NoError(t, conn.SetDeadline(time.Now().Add(time.Minute)))
-	testkit.Must(io.WriteString(conn, http2.ClientPreface))
-	framer := http2.NewFramer(conn, conn)
+	framer := dialHTTP2(t, strings.TrimPrefix(f.url, "http://"))
 	framer.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
-	testkit.NoError(t, framer.WriteSettings())
-	var header bytes.Buffer
-	coder := hpack.NewEncoder(&header)
-	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":authority", "x"}, {":path", "/"},
-		{"content-length", "1000"}} {
-		testkit.NoError(t, coder.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}))
-	}
-	testkit.NoError(t, framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: header.Bytes(),
-		EndHeaders: true}))
+	framer.request(1, false, "/", "content-length", "1000")
 	testkit.NoError(t, framer.WriteData(1, false, []byte("{")))
 	testkit.WaitFor(t, "the request", func() bool { return f.fronts[0].hits.Load() == 1 })
 	testkit.NoError(t, framer.WriteData(1, true, []byte("}")))
@@ -183,58 +168,14 @@ func TestCircuitBreaker(t *testing.T) {
 	f.see("POST", "/", "", bytes.NewReader(prompt("m", 100)))
 }
 
-// refusing starts an HTTP/2 server that refuses every stream after its body.
-func refusing(t *testing.T) string {
-	return serveStreams(t, func(f *http2.Framer, id uint32) bool {
-		f.WriteRSTStream(id, http2.ErrCodeRefusedStream)
-		return true
-	})
-}
-
-// serveStreams starts an HTTP/2 server that calls do at the end of every stream's body. If do
-// returns false the server closes the connection.
-func serveStreams(t *testing.T, do func(f *http2.Framer, id uint32) bool) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	testkit.NoError(t, err)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			stop := context.AfterFunc(t.Context(), func() { c.Close() })
-			wg.Go(func() {
-				defer stop()
-				defer c.Close()
-				if _, err := io.ReadFull(c, make([]byte, len(http2.ClientPreface))); err != nil {
-					return
-				}
-				f := http2.NewFramer(c, c)
-				f.WriteSettings()
-				f.WriteSettingsAck()
-				for {
-					frame, err := f.ReadFrame()
-					if err != nil {
-						return
-					}
-					if d, ok := frame.(*http2.DataFrame); ok && d.StreamEnded() && !do(f, d.StreamID) {
-						return
-					}
-				}
-			})
-		}
-	})
-	t.Cleanup(func() { l.Close(); wg.Wait() })
-	return l.Addr().String()
-}
-
 // TestRefusedStreamsAreRepeated checks that refused streams are repeated with their
 // bodies: a front that drains or has lost its engine costs only a retry.
 func TestRefusedStreamsAreRepeated(t *testing.T) {
 	f := newFleet(t, 4, nil)
-	f.replaceFirst(refusing(t), nil)
+	f.replaceFirst(answerBodies(t, func(f *http2.Framer, id uint32) bool {
+		f.WriteRSTStream(id, http2.ErrCodeRefusedStream)
+		return true
+	}), nil)
 	f.requireRepeats("/", "refused stream", 20)
 }
 
@@ -254,7 +195,7 @@ func TestLostRequestsAreRepeated(t *testing.T) {
 	for name, dies := range map[string]bool{"dies": true, "hangs": false} {
 		t.Run(name, func(t *testing.T) {
 			f := newFleet(t, 4, withPings)
-			f.replaceFirst(serveStreams(t, func(*http2.Framer, uint32) bool {
+			f.replaceFirst(answerBodies(t, func(*http2.Framer, uint32) bool {
 				if !dies {
 					<-t.Context().Done() // it answers no pings either
 				}

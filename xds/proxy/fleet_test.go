@@ -18,11 +18,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/cascadeinfer/cascade/internal/publicapi"
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit/memgrpc"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/api"
@@ -48,18 +47,9 @@ func newControl(t testing.TB) *control {
 	c := &control{t: t, cache: cache.New(cache.Config{}), grpc: grpc.NewServer()}
 	ctx, cancel := context.WithCancel(context.Background())
 	testkit.Must(server.New(server.Config{Cache: c.cache})).Register(ctx, c.grpc)
-	l := bufconn.Listen(1 << 20)
-	done := make(chan struct{})
-	go func() { defer close(done); c.grpc.Serve(l) }()
-	var err error
-	c.conn, err = grpc.NewClient("passthrough:///ads", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
-	testkit.NoError(t, err)
-	c.stop = sync.OnceFunc(func() {
-		cancel()
-		c.grpc.Stop()
-		<-done
-	})
+	conn, stop := memgrpc.Serve(t, c.grpc)
+	c.conn = conn
+	c.stop = func() { cancel(); stop() }
 	return c
 }
 

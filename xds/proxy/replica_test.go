@@ -41,41 +41,6 @@ func serveConns(t testing.TB, streams int, h http.HandlerFunc, state func(net.Co
 	return l.Addr().String(), s
 }
 
-// refuse starts an HTTP/2 server that responds to every stream with the given frame.
-func refuse(t *testing.T, answer func(*http2.Framer, uint32)) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	testkit.NoError(t, err)
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			wg.Go(func() {
-				defer c.Close()
-				if _, err := io.ReadFull(c, make([]byte, len(http2.ClientPreface))); err != nil {
-					return
-				}
-				f := http2.NewFramer(c, c)
-				f.WriteSettings()
-				for {
-					frame, err := f.ReadFrame()
-					if err != nil {
-						return
-					}
-					if h, ok := frame.(*http2.HeadersFrame); ok {
-						answer(f, h.StreamID)
-					}
-				}
-			})
-		}
-	})
-	t.Cleanup(func() { l.Close(); wg.Wait() })
-	return l.Addr().String()
-}
-
 func post(t testing.TB, ctx context.Context, address, body string) *http.Request {
 	t.Helper()
 	r, err := http.NewRequestWithContext(ctx, "POST", "http://"+address+"/", io.NopCloser(strings.NewReader(body)))
@@ -110,19 +75,10 @@ func TestKinds(t *testing.T) {
 		want    failureKind
 	}{
 		{"no listener", unused, notConnected},
-		{"REFUSED_STREAM", refuse(t, func(f *http2.Framer, id uint32) {
-			f.WriteRSTStream(id,
-				http2.ErrCodeRefusedStream)
-		}), refusedStream},
-		{"GOAWAY before the stream", refuse(t, func(f *http2.Framer, id uint32) {
-			f.WriteGoAway(0, http2.ErrCodeNo,
-				nil)
-		}), refusedStream},
-		{"another reset", refuse(t, func(f *http2.Framer, id uint32) {
-			f.WriteRSTStream(id,
-				http2.ErrCodeInternal)
-		}), reset},
-		{"hangs up after the request", refuse(t, func(f *http2.Framer, id uint32) { panicClose(f) }), reset},
+		{"REFUSED_STREAM", answerHeads(t, func(f *http2.Framer, id uint32) { f.WriteRSTStream(id, http2.ErrCodeRefusedStream) }), refusedStream},
+		{"GOAWAY before the stream", answerHeads(t, func(f *http2.Framer, _ uint32) { f.WriteGoAway(0, http2.ErrCodeNo, nil) }), refusedStream},
+		{"another reset", answerHeads(t, func(f *http2.Framer, id uint32) { f.WriteRSTStream(id, http2.ErrCodeInternal) }), reset},
+		{"hangs up after the request", answerHeads(t, func(f *http2.Framer, _ uint32) { breakFraming(f) }), reset},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, _, err := pools(t).get(c.address, h2c).send(post(t, t.Context(), c.address, "body"))
@@ -133,8 +89,8 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// panicClose sends an invalid frame, which makes the peer's reader fail.
-func panicClose(f *http2.Framer) { f.WriteRawFrame(http2.FrameSettings, 0, 1, nil) }
+// breakFraming sends an invalid frame, which makes the peer's reader fail.
+func breakFraming(f *http2.Framer) { f.WriteRawFrame(http2.FrameSettings, 0, 1, nil) }
 
 // TestGracefulPeer checks a server that shuts down: it finishes its streams and accepts
 // no new ones. The pool does not move refused streams elsewhere; they are safe to

@@ -2,14 +2,11 @@ package proxy
 
 import (
 	"bytes"
-	"io"
-	"net"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/net/http2"
-	"golang.org/x/net/http2/hpack"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 )
@@ -34,29 +31,13 @@ func TestAttackResets(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			conn := testkit.Must(net.Dial("tcp", strings.TrimPrefix(f.url, "http://")))
-			defer conn.Close()
-			testkit.NoError(t, conn.SetDeadline(time.Now().Add(time.Minute)))
-			testkit.Must(io.WriteString(conn, http2.ClientPreface))
-			framer := http2.NewFramer(conn, conn)
-			testkit.NoError(t, framer.WriteSettings())
-			var header bytes.Buffer
-			coder := hpack.NewEncoder(&header)
+			framer := dialHTTP2(t, strings.TrimPrefix(f.url, "http://"))
 			id := uint32(1)
-			send := func(path string) {
-				header.Reset()
-				for _, h := range [][2]string{{":method", "GET"}, {":scheme", "http"}, {":authority", "x"},
-					{":path", path}} {
-					testkit.NoError(t, coder.WriteField(hpack.HeaderField{Name: h[0], Value: h[1]}))
-				}
-				testkit.NoError(t, framer.WriteHeaders(http2.HeadersFrameParam{StreamID: id,
-					BlockFragment: header.Bytes(), EndStream: true, EndHeaders: true}))
-			}
-			send("/sse?n=6&gap=1s")
+			framer.request(id, true, "/sse?n=6&gap=1s")
 			for range c.requests / c.together {
 				for range c.together {
 					id += 2
-					send("/hang")
+					framer.request(id, true, "/hang")
 				}
 				time.Sleep(c.wait)
 				for n := range uint32(c.together) {

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
-	"golang.org/x/net/http2/hpack"
 
 	"github.com/cascadeinfer/cascade/internal/httpserver"
 	"github.com/cascadeinfer/cascade/internal/testkit"
@@ -77,26 +76,11 @@ func (f *fleet) settledFlood() (sum int64) {
 
 // openUnread opens streams on a connection that takes no byte of their answers. They ask for answers
 // without an end.
-func openUnread(t *testing.T, address string, streams uint32) *http2.Framer {
+func openUnread(t *testing.T, address string, streams uint32) *framer {
 	t.Helper()
-	conn := testkit.Must(net.Dial("tcp", address))
-	t.Cleanup(func() { conn.Close() })
-	testkit.NoError(t, conn.SetDeadline(time.Now().Add(time.Minute)))
-	testkit.Must(io.WriteString(conn, http2.ClientPreface))
-	framer := http2.NewFramer(conn, conn)
-	testkit.NoError(t, framer.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize}))
-	var header bytes.Buffer
-	coder := hpack.NewEncoder(&header)
-	fields := []string{":method", "POST", ":scheme", "http", ":authority", "m", ":path", "/v1/completions",
-		"x-flood", "1"}
+	framer := dialHTTP2(t, address, http2.Setting{ID: http2.SettingInitialWindowSize})
 	for i := range streams {
-		header.Reset()
-		for n := 0; n < len(fields); n += 2 {
-			testkit.NoError(t, coder.WriteField(hpack.HeaderField{Name: fields[n], Value: fields[n+1]}))
-		}
-		testkit.NoError(t, framer.WriteHeaders(http2.HeadersFrameParam{
-			StreamID: 2*i + 1, BlockFragment: header.Bytes(), EndStream: true, EndHeaders: true,
-		}))
+		framer.request(2*i+1, true, "/v1/completions", "x-flood", "1")
 	}
 	return framer
 }

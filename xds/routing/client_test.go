@@ -1,8 +1,6 @@
 package routing
 
 import (
-	"context"
-	"net"
 	"testing"
 	"time"
 
@@ -10,11 +8,10 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit/memgrpc"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -73,19 +70,9 @@ func serve(t *testing.T) (*adsServer, *grpc.ClientConn) {
 	t.Helper()
 	s := &adsServer{requests: make(chan *discoveryv3.DeltaDiscoveryRequest),
 		responses: make(chan *discoveryv3.DeltaDiscoveryResponse)}
-	l := bufconn.Listen(1 << 20)
 	g := grpc.NewServer()
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, s)
-	served := make(chan struct{})
-	go func() { defer close(served); g.Serve(l) }()
-	conn, err := grpc.NewClient("passthrough:///ads", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) }))
-	testkit.NoError(t, err)
-	t.Cleanup(func() {
-		conn.Close()
-		g.Stop()
-		<-served
-	})
+	conn, _ := memgrpc.Serve(t, g)
 	return s, conn
 }
 

@@ -2,14 +2,12 @@ package routing
 
 import (
 	"context"
-	"net"
 	"testing"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit/memgrpc"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -50,13 +48,9 @@ func TestServerWithoutNews(t *testing.T) {
 	plane := func() (conn *grpc.ClientConn, stop func()) {
 		c := cache.New(cache.Config{})
 		c.Set("", testkit.Must(resources.Build(view)))
-		g, l := grpc.NewServer(), bufconn.Listen(1<<20)
+		g := grpc.NewServer()
 		testkit.Must(server.New(server.Config{Cache: c})).Register(t.Context(), g)
-		go func() { _ = g.Serve(l) }()
-		conn = testkit.Must(grpc.NewClient("passthrough:///plane", grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return l.DialContext(ctx) })))
-		t.Cleanup(func() { conn.Close(); g.Stop() })
-		return conn, g.Stop
+		return memgrpc.Serve(t, g)
 	}
 	first, stop := plane()
 	second, _ := plane()

@@ -3,7 +3,6 @@ package server_test
 import (
 	"context"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -20,12 +19,11 @@ import (
 	"go.uber.org/goleak"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit/memgrpc"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/server"
@@ -143,24 +141,9 @@ func startServer(t *testing.T, cfg server.Config) *testServer {
 // serveInMemory runs a gRPC server in memory and connects to it.
 func serveInMemory(t *testing.T, register func(context.Context, grpc.ServiceRegistrar)) *grpc.ClientConn {
 	t.Helper()
-	ctx, cancel := context.WithCancel(t.Context())
-	listener := bufconn.Listen(1 << 20)
 	g := grpc.NewServer()
-	register(ctx, g)
-	done := make(chan error, 1)
-	go func() { done <- g.Serve(listener) }()
-	conn, err := grpc.NewClient("passthrough:///bufconn",
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
-		grpc.WithTransportCredentials(insecure.NewCredentials()))
-	testkit.NoError(t, err)
-	t.Cleanup(func() {
-		conn.Close()
-		cancel()
-		g.Stop()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	register(t.Context(), g)
+	conn, _ := memgrpc.Serve(t, g)
 	return conn
 }
 

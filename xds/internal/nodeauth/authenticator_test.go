@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -31,6 +30,7 @@ import (
 	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/internal/testkit/issuer"
+	"github.com/cascadeinfer/cascade/internal/testkit/memgrpc"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -120,7 +120,7 @@ func (w *harness) report(client, address string, why error) {
 
 func newHarness(t *testing.T) *harness {
 	t.Helper()
-	w := &harness{t: t, a: issuer.New(t), service: &countingServices{}, listener: bufconn.Listen(1 << 20)}
+	w := &harness{t: t, a: issuer.New(t), service: &countingServices{}}
 	var err error
 	tls := w.a.ServerTLS(w.a.ComponentCertificate(t, identity.Control, "main"))
 	if w.binder, err = New(Config{TrustDomain: issuer.TrustDomain, TLS: tls, OnRefusal: w.report, Logger: slog.New(slog.NewTextHandler(&w.log, nil))}); err != nil {
@@ -134,10 +134,7 @@ func newHarness(t *testing.T) *harness {
 	api.RegisterFleetServer(server, w.service)
 	api.RegisterModulesServer(server, w.service)
 	healthv1.RegisterHealthServer(server, health.NewServer())
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(w.listener) }()
-	w.stop = sync.OnceFunc(func() { server.Stop(); <-done })
-	t.Cleanup(w.stop)
+	w.listener, w.stop = memgrpc.Listen(t, server)
 	return w
 }
 
@@ -145,12 +142,7 @@ func newHarness(t *testing.T) *harness {
 func (w *harness) dial(own tls.Certificate) *grpc.ClientConn {
 	w.t.Helper()
 	want := identity.Matcher{TrustDomain: issuer.TrustDomain, Role: identity.Control}
-	conn, err := grpc.NewClient("passthrough:///x",
-		grpc.WithTransportCredentials(credentials.NewTLS(w.a.ClientTLS(own, want))),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return w.listener.DialContext(ctx) }))
-	testkit.NoError(w.t, err)
-	w.t.Cleanup(func() { conn.Close() })
-	return conn
+	return memgrpc.Dial(w.t, w.listener, credentials.NewTLS(w.a.ClientTLS(own, want)))
 }
 
 // method opens a stream.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"runtime"
 	"testing"
 	"time"
@@ -15,11 +14,10 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/internal/testkit/memgrpc"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -43,15 +41,10 @@ func serve(t *testing.T, admit func(context.Context, string) error) *served {
 	ctx, cancel := context.WithCancel(context.Background())
 	ran := make(chan struct{})
 	go func() { defer close(ran); _ = s.Run(ctx) }()
-	l := bufconn.Listen(1 << 20)
 	server := grpc.NewServer()
 	loadstatsv3.RegisterLoadReportingServiceServer(server, s)
-	done := make(chan struct{})
-	go func() { defer close(done); _ = server.Serve(l) }()
-	conn, err := grpc.NewClient("passthrough:///x", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return l.Dial() }))
-	testkit.NoError(t, err)
-	t.Cleanup(func() { cancel(); <-ran; conn.Close(); server.Stop(); <-done })
+	conn, _ := memgrpc.Serve(t, server)
+	t.Cleanup(func() { cancel(); <-ran })
 	return &served{s, book, loadstatsv3.NewLoadReportingServiceClient(conn), cancel}
 }
 
