@@ -7,8 +7,11 @@ import (
 	"strings"
 )
 
-// listeners maps each port to the fields that name an address with it, on which the fleet's daemons listen.
-type listeners map[string][]listener
+// listeners are the addresses on which the fleet's daemons listen, with the fields that name them.
+type listeners struct {
+	byAddress map[string]string     // the first field with an address, whose host is in canonical form
+	byDaemon  map[string][]listener // of one daemon and port
+}
 
 // listener is a field that names an address. host is in canonical form.
 type listener struct{ path, host string }
@@ -21,13 +24,19 @@ func (l listeners) claim(c *checker, path, address string) {
 		return // no address, or any free port
 	}
 	host = canonicalHost(host)
-	for _, other := range l[port] {
-		if other.host == host || section(other.path) == section(path) && (isUnspecified(other.host) || isUnspecified(host)) {
-			c.fail(path, "%s is also %s", address, other.path)
-			break
+	key, daemon := net.JoinHostPort(host, port), section(path)+":"+port
+	other, taken := l.byAddress[key]
+	for _, o := range l.byDaemon[daemon] {
+		if !taken && (isUnspecified(o.host) || isUnspecified(host)) {
+			other, taken = o.path, true
 		}
 	}
-	l[port] = append(l[port], listener{path, host})
+	if taken {
+		c.fail(path, "%s is also %s", address, other)
+	} else {
+		l.byAddress[key] = path
+	}
+	l.byDaemon[daemon] = append(l.byDaemon[daemon], listener{path, host})
 }
 
 // checkEngine reports an error if an engine has the address of a replica, which would then be its own engine.
@@ -36,11 +45,8 @@ func (l listeners) checkEngine(c *checker, path, engine string) {
 	if err != nil {
 		return // checkEngineURL reports it
 	}
-	for _, other := range l[u.Port()] {
-		if strings.HasPrefix(other.path, "replicas[") && other.host == canonicalHost(u.Hostname()) {
-			c.fail(path, "%s is also %s", u.Host, other.path)
-			return
-		}
+	if other := l.byAddress[net.JoinHostPort(canonicalHost(u.Hostname()), u.Port())]; strings.HasPrefix(other, "replicas[") {
+		c.fail(path, "%s is also %s", u.Host, other)
 	}
 }
 

@@ -126,7 +126,7 @@ func (f *Fleet) validate() []*FieldError {
 	checkOneOf(c, "preset", f.Preset, PresetDefault, PresetPaper, PresetRoundRobin)
 	checkRange(c, "speed", f.Speed, 0.01, 1000)
 	f.validateModels(c)
-	taken := listeners{}
+	taken := listeners{make(map[string]string), make(map[string][]listener)}
 	taken.claim(c, "control.listen", f.Control.Listen)
 	taken.claim(c, "control.admin", f.Control.Admin)
 	taken.claim(c, "proxy.listen", f.Proxy.Listen)
