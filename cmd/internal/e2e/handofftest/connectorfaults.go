@@ -2,6 +2,7 @@ package handofftest
 
 import (
 	"math/rand/v2"
+	"net/http"
 	"testing"
 	"time"
 
@@ -17,13 +18,6 @@ import (
 func PlayConnectorFaults(t *testing.T, model string, engines, dirs [2]string, edit func(*frontend.Config)) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(7, 8))
-	ids := func(n int) []uint32 {
-		out := make([]uint32, n)
-		for i := range out {
-			out[i] = 5 + rng.Uint32N(1000)
-		}
-		return out
-	}
 	const prompt = 1000
 	for _, fault := range []struct {
 		name  string
@@ -48,7 +42,7 @@ func PlayConnectorFaults(t *testing.T, model string, engines, dirs [2]string, ed
 					return err
 				}
 				expired++ // that of the next lease, too
-				_, _, err := socketEngine{t, model, engines[0]}.tryComplete(ids(prompt), 1, toKeep, nil)
+				_, _, err := endpoint{t, http.DefaultClient, model, engines[0]}.tryComplete(t.Context(), randomIDs(rng, prompt), 1, toKeep)
 				return err
 			}
 		}, func(holder, target kvport.Stats, got Sources) bool {
@@ -68,7 +62,7 @@ func PlayConnectorFaults(t *testing.T, model string, engines, dirs [2]string, ed
 				fault.begin(t, c)
 				before := p.Sources(1)
 				holder, target := c.Clients[0].Stats(), c.Clients[1].Stats()
-				moves := p.Play(Stream{Prompt: ids(prompt), Output: 3000, After: 50, Moves: []int{20}})
+				moves := p.Play(Stream{Prompt: randomIDs(rng, prompt), Output: 3000, After: 50, Moves: []int{20}})
 				holder, target = sub(c.Clients[0].Stats(), holder), sub(c.Clients[1].Stats(), target)
 				got := p.Sources(1).Sub(before)
 				if len(moves) == 1 && moves[0].Err == nil && moves[0].Handoff {

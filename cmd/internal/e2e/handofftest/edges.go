@@ -21,10 +21,7 @@ func PlayBlockEdges(t *testing.T, model string, engines [2]string, block int, ed
 		at, residue, chat := i%2, []int{block - 1, 0, 1}[i/2%3], i >= 6
 		name := fmt.Sprintf("%d ids over full blocks, from r%d, chat %v", residue, at, chat)
 		for attempt := 1; ; attempt++ {
-			prompt := make([]uint32, 90+rng.IntN(300))
-			for k := range prompt {
-				prompt[k] = 3 + rng.Uint32N(1000)
-			}
+			prompt := randomIDs(rng, 90+rng.IntN(300))
 			s := Stream{At: at, Prompt: prompt, Output: 8 * block, Moves: []int{1}, After: 2 * block,
 				Gate: NewGate(func(ids int) bool { return ids%block == residue })}
 			if chat {

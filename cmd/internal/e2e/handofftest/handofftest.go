@@ -22,6 +22,7 @@ import (
 	"io"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strings"
@@ -183,10 +184,11 @@ type answer struct {
 	text, reasoning string
 	prompt          int
 	finish, usage   string       // usage: tokens of the prompt and of the output, if the stream has them
-	last            gjson.Result // for a Proxy
+	last            gjson.Result // the latest event, or the whole answer
 }
 
 func (a *answer) add(event gjson.Result) {
+	a.last = event
 	if n := len(event.Get("prompt_token_ids").Array()) + len(event.Get("choices.0.prompt_token_ids").Array()); n > 0 {
 		a.prompt = n
 	}
@@ -227,7 +229,7 @@ func (p *Pair) Play(s Stream) []Moved {
 	p.t.Helper()
 	ctx, leave := context.WithCancel(p.t.Context())
 	defer leave()
-	resp, err := p.tryPost(ctx, p.clients[s.At]+s.path(), s.body(p.Model))
+	resp, err := tryPost(ctx, p.http, p.clients[s.At]+s.path(), s.body(p.Model))
 	testkit.NoError(p.t, err)
 	defer resp.Body.Close()
 	lines := bufio.NewScanner(resp.Body)
@@ -379,7 +381,7 @@ func (p *Pair) ask(s Stream) answer {
 
 // tryAsk returns the answer of a base URL, whole or as a stream, on any goroutine.
 func (p *Pair) tryAsk(url string, s Stream, whole bool) (a answer, err error) {
-	resp, err := p.tryPost(p.t.Context(), url+s.path(), s.body(p.Model))
+	resp, err := tryPost(p.t.Context(), p.http, url+s.path(), s.body(p.Model))
 	if err != nil {
 		return a, err
 	}
@@ -399,14 +401,70 @@ func (p *Pair) tryAsk(url string, s Stream, whole bool) (a answer, err error) {
 	return a, lines.Err()
 }
 
+// endpoint is an engine, or the front end of one, that completes prompts.
+type endpoint struct {
+	t     testing.TB
+	http  *http.Client
+	model string
+	url   string // base URL
+}
+
+// tryComplete returns the ids of so many tokens after a prompt and the whole answer, on any goroutine. more are further
+// fields of the request.
+func (e endpoint) tryComplete(ctx context.Context, prompt []uint32, tokens int, more map[string]any) ([]uint32, gjson.Result, error) {
+	fields := map[string]any{"stream": false}
+	maps.Copy(fields, more)
+	var a answer
+	text, err := readPost(ctx, e.http, e.url+"/v1/completions", Stream{Prompt: prompt, Output: tokens, More: fields}.body(e.model))
+	if err == nil {
+		a.add(gjson.ParseBytes(text))
+	}
+	return a.ids, a.last, err
+}
+
+// complete is tryComplete on the test's goroutine.
+func (e endpoint) complete(prompt []uint32, tokens int, more map[string]any) ([]uint32, gjson.Result) {
+	e.t.Helper()
+	ids, all, err := e.tryComplete(e.t.Context(), prompt, tokens, more)
+	testkit.NoError(e.t, err)
+	return ids, all
+}
+
+// sources reads the engine's counters.
+func (e endpoint) sources() Sources {
+	count := func(source string) float64 {
+		return Counter(e.t, e.http, e.url, "vllm:prompt_tokens_by_source_total", `source="`+source+`"`)
+	}
+	return Sources{count("local_compute"), count("local_cache_hit"), count("external_kv_transfer")}
+}
+
+// randomIDs returns n ids of a prompt.
+func randomIDs(rng *rand.Rand, n int) []uint32 {
+	ids := make([]uint32, n)
+	for i := range ids {
+		ids[i] = 5 + rng.Uint32N(1000)
+	}
+	return ids
+}
+
+// readPost sends a body and returns that of the answer.
+func readPost(ctx context.Context, client *http.Client, url string, body []byte) ([]byte, error) {
+	resp, err := tryPost(ctx, client, url, body)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	return io.ReadAll(resp.Body)
+}
+
 // tryPost sends a body and returns the answer, which has status 200.
-func (p *Pair) tryPost(ctx context.Context, url string, body []byte) (*http.Response, error) {
+func tryPost(ctx context.Context, client *http.Client, url string, body []byte) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := p.http.Do(req)
+	resp, err := client.Do(req)
 	if err == nil && resp.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(resp.Body)
 		resp.Body.Close()
@@ -439,10 +497,10 @@ func (p *Pair) move(front int, id string, length int, keepsKV bool) Moved {
 type Sources struct{ Computed, Cached, Fetched float64 }
 
 // Sources reads an engine's counters.
-func (p *Pair) Sources(engine int) Sources {
-	return Sources{p.Counter(engine, "vllm:prompt_tokens_by_source_total", `source="local_compute"`), p.Counter(engine, "vllm:prompt_tokens_by_source_total", `source="local_cache_hit"`),
-		p.Counter(engine, "vllm:prompt_tokens_by_source_total", `source="external_kv_transfer"`)}
-}
+func (p *Pair) Sources(engine int) Sources { return p.endpoint(p.Engines[engine]).sources() }
+
+// endpoint returns the engine or the front end that has a base URL.
+func (p *Pair) endpoint(url string) endpoint { return endpoint{p.t, p.http, p.Model, url} }
 
 // Sub returns what has been added since before.
 func (s Sources) Sub(before Sources) Sources {

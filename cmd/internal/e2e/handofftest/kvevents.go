@@ -1,18 +1,13 @@
 package handofftest
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"slices"
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/tidwall/gjson"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/harness"
 	"github.com/cascadeinfer/cascade/internal/testkit"
@@ -182,13 +177,7 @@ func (p *player) requireNothingKnown(after string) {
 }
 
 // random returns n token ids.
-func (p *player) random(n int) []uint32 {
-	ids := make([]uint32, n)
-	for i := range ids {
-		ids[i] = 5 + p.rng.Uint32N(1000)
-	}
-	return ids
-}
+func (p *player) random(n int) []uint32 { return randomIDs(p.rng, n) }
 
 // turn sends a conversation as it is and adds the answer. It returns the number of tokens that the index knew before, which must be the
 // number that the engine found, by the answer and by its metrics.
@@ -225,18 +214,13 @@ func (p *player) askBeside(group *sync.WaitGroup, c *conversation, output int) {
 }
 
 func (p *player) tryAsk(c *conversation, output int) (found int, err error) {
-	fields := map[string]any{"model": p.Model, "prompt": c.ids, "max_tokens": output, "temperature": 0, "ignore_eos": true, "return_token_ids": true}
+	more := map[string]any{}
 	if c.salt != "" {
-		fields["cache_salt"] = c.salt
+		more["cache_salt"] = c.salt
 	}
-	answer, err := p.tryPost("/v1/completions", testkit.Must(json.Marshal(fields)))
-	if err != nil {
-		return 0, err
-	}
-	for _, id := range gjson.GetBytes(answer, "choices.0.token_ids").Array() {
-		c.ids = append(c.ids, uint32(id.Uint()))
-	}
-	return int(gjson.GetBytes(answer, "usage.prompt_tokens_details.cached_tokens").Int()), nil
+	ids, answer, err := endpoint{p.t, p.http, p.Model, p.URL}.tryComplete(p.t.Context(), c.ids, output, more)
+	c.ids = append(c.ids, ids...)
+	return int(answer.Get("usage.prompt_tokens_details.cached_tokens").Int()), err
 }
 
 // settle waits until the index has all that the engine has published. If the event of its request was lost, another one shows the gap.
@@ -262,7 +246,7 @@ func (p *player) known(c *conversation) int {
 // reset resets the prefix cache.
 func (p *player) reset(query string, want bool) {
 	p.t.Helper()
-	answer, err := p.tryPost("/reset_prefix_cache"+query, nil)
+	answer, err := readPost(p.t.Context(), p.http, p.URL+"/reset_prefix_cache"+query, nil)
 	testkit.NoError(p.t, err)
 	if got := string(answer); got != fmt.Sprintf(`{"success":%v}`, want) {
 		p.t.Errorf("reset%s: %s", query, got)
@@ -272,18 +256,4 @@ func (p *player) reset(query string, want bool) {
 func (p *player) counter(name string) int {
 	p.t.Helper()
 	return int(Counter(p.t, p.http, p.URL, name, ""))
-}
-
-// tryPost sends a body and returns the answer's, on any goroutine.
-func (p *player) tryPost(path string, body []byte) ([]byte, error) {
-	resp, err := p.http.Post(p.URL+path, "application/json", bytes.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	defer resp.Body.Close()
-	answer, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("%s: %s: %s, %v", path, resp.Status, answer, err)
-	}
-	return answer, nil
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -94,69 +95,29 @@ func (m *migrator) slot(n uint32) []byte {
 	return m.memory[n*size : (n+1)*size]
 }
 
-// socketEngine is an engine with a kv.sock.
-type socketEngine struct {
-	t     *testing.T
-	model string
-	URL   string
-}
+// toKeep are the fields by which an engine is asked to hand the KV of a prompt over.
+var toKeep = map[string]any{"kv_transfer_params": map[string]any{"do_remote_decode": true}}
 
-// complete asks for so many tokens after ids, and returns them and the answer's kv_transfer_params.
-func (e socketEngine) complete(ids []uint32, tokens int, params any, more map[string]any) ([]uint32, gjson.Result) {
+// keep asks the engine to hand the KV of ids over, and returns the answer's kv_transfer_params.
+func (e endpoint) keep(ids []uint32, more map[string]any) gjson.Result {
 	e.t.Helper()
-	out, kvParams, err := e.tryComplete(ids, tokens, params, more)
-	testkit.NoError(e.t, err)
-	return out, kvParams
-}
-
-// tryComplete is complete for goroutines other than the test's.
-func (e socketEngine) tryComplete(ids []uint32, tokens int, params any, more map[string]any) (out []uint32, kvParams gjson.Result, err error) {
-	fields := map[string]any{"model": e.model, "prompt": ids, "max_tokens": tokens, "temperature": 0, "ignore_eos": true, "return_token_ids": true, "kv_transfer_params": params}
-	for name, value := range more {
-		fields[name] = value
-	}
-	resp, err := http.Post(e.URL+"/v1/completions", "application/json", bytes.NewReader(testkit.Must(json.Marshal(fields))))
-	if err != nil {
-		return nil, kvParams, err
-	}
-	defer resp.Body.Close()
-	answer, err := io.ReadAll(resp.Body)
-	if err != nil || resp.StatusCode != http.StatusOK {
-		return nil, kvParams, fmt.Errorf("%s: %s: %s, %v", e.URL, resp.Status, answer, err)
-	}
-	for _, id := range gjson.GetBytes(answer, "choices.0.token_ids").Array() {
-		out = append(out, uint32(id.Uint()))
-	}
-	return out, gjson.GetBytes(answer, "kv_transfer_params"), nil
-}
-
-// toKeep are the kv_transfer_params by which an engine is asked to hand the KV of a prompt over.
-var toKeep = map[string]any{"do_remote_decode": true}
-
-// keep asks the engine to hand the KV of ids over.
-func (e socketEngine) keep(ids []uint32, more map[string]any) gjson.Result {
-	e.t.Helper()
-	_, params := e.complete(ids, 1, toKeep, more)
-	return params
+	fields := maps.Clone(toKeep)
+	maps.Copy(fields, more)
+	_, answer := e.complete(ids, 1, fields)
+	return answer.Get("kv_transfer_params")
 }
 
 // socketPair is two engines whose sockets the test serves.
 type socketPair struct {
 	t         *testing.T
-	engines   [2]socketEngine
+	engines   [2]endpoint
 	migrators [2]*migrator
 	block     int
 	rng       *rand.Rand
 }
 
 // ids returns n ids that were not asked for before.
-func (p *socketPair) ids(n int) []uint32 {
-	out := make([]uint32, n)
-	for i := range out {
-		out[i] = 5 + p.rng.Uint32N(1000)
-	}
-	return out
-}
+func (p *socketPair) ids(n int) []uint32 { return randomIDs(p.rng, n) }
 
 // offer hands the KV of ids over from the first engine, and checks what it says.
 func (p *socketPair) offer(ids []uint32, more map[string]any) (api.Offer, map[string]any) {
@@ -184,10 +145,10 @@ func (p *socketPair) offer(ids []uint32, more map[string]any) (api.Offer, map[st
 func (p *socketPair) fetch(why string, ids []uint32, params map[string]any, serve func(api.Fetch)) Sources {
 	p.t.Helper()
 	const tokens = 20
-	before := p.sources()
+	before := p.engines[1].sources()
 	done := make(chan []uint32, 1)
 	go func() {
-		got, _, err := p.engines[1].tryComplete(ids, tokens, params, nil)
+		got, _, err := p.engines[1].tryComplete(p.t.Context(), ids, tokens, map[string]any{"kv_transfer_params": params})
 		if err != nil {
 			p.t.Errorf("%s: %v", why, err)
 		}
@@ -201,18 +162,11 @@ func (p *socketPair) fetch(why string, ids []uint32, params map[string]any, serv
 		serve(*f)
 	}
 	got := <-done
-	if want, _ := p.engines[0].complete(ids, tokens, nil, nil); !slices.Equal(got, want) || len(got) != tokens {
+	if want, _ := p.engines[0].complete(ids, tokens, nil); !slices.Equal(got, want) || len(got) != tokens {
 		p.t.Errorf("%s: %v, want %v", why, got, want)
 	}
-	return testkit.WaitForValue(p.t, "the engine's counters", func() Sources { return p.sources().Sub(before) },
+	return testkit.WaitForValue(p.t, "the engine's counters", func() Sources { return p.engines[1].sources().Sub(before) },
 		func(s Sources) bool { return s.Computed+s.Cached+s.Fetched >= float64(len(ids)) })
-}
-
-func (p *socketPair) sources() Sources {
-	count := func(source string) float64 {
-		return Counter(p.t, http.DefaultClient, p.engines[1].URL, "vllm:prompt_tokens_by_source_total", `source="`+source+`"`)
-	}
-	return Sources{count("local_compute"), count("local_cache_hit"), count("external_kv_transfer")}
 }
 
 // deliver copies what is wanted from the slots of an offer.
@@ -236,7 +190,7 @@ func PlayKVSocket(t *testing.T, model string, engines, dirs [2]string, block int
 	p := &socketPair{t: t, block: block, rng: rand.New(rand.NewPCG(5, 6))}
 	incarnation := uint64(10)
 	for i := range engines {
-		p.engines[i] = socketEngine{t, model, engines[i]}
+		p.engines[i] = endpoint{t, http.DefaultClient, model, engines[i]}
 		if params := p.engines[i].keep(p.ids(5), nil); params.Type != gjson.Null {
 			t.Errorf("without a migrator the parameters are %s", params.Raw)
 		}

@@ -1,13 +1,10 @@
 package handofftest
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -148,7 +145,7 @@ func (p *overloadedPair) play(o overload) Moved {
 		return p.Counter(0, "vllm:num_requests_running", "")+p.Counter(0, "vllm:num_requests_waiting", "")+p.Counter(1, "vllm:num_requests_running", "") == 0 && !p.busy()
 	})
 	n := cmp.Or(o.prompt, streamPrompt)
-	s := Stream{Prompt: p.ids(n), Output: p.room.Context - n - 1, Moves: []int{20}, After: 40, AskOther: true}
+	s := Stream{Prompt: randomIDs(p.rng, n), Output: p.room.Context - n - 1, Moves: []int{20}, After: 40, AskOther: true}
 	s.Ready = func() bool {
 		if c == nil {
 			c = p.send(o)
@@ -199,24 +196,10 @@ func (p *overloadedPair) send(o overload) *crowd {
 		n, prompt = most+queued, 32
 	}
 	for range n {
-		body := Stream{Prompt: p.ids(prompt), Output: p.room.Context - prompt - 1}.body(p.Model)
+		ids := randomIDs(p.rng, prompt)
 		c.ended.Go(func() {
-			req := testkit.Must(http.NewRequestWithContext(ctx, http.MethodPost, p.Engines[0]+"/v1/completions", bytes.NewReader(body)))
-			req.Header.Set("Content-Type", "application/json")
-			if resp, err := http.DefaultClient.Do(req); err == nil { // else it was cancelled
-				_, _ = io.Copy(io.Discard, resp.Body)
-				resp.Body.Close()
-			}
+			_, _, _ = p.endpoint(p.Engines[0]).tryComplete(ctx, ids, p.room.Context-prompt-1, nil) // until it is cancelled
 		})
 	}
 	return c
-}
-
-// ids returns ids of a prompt that no other one begins with.
-func (p *overloadedPair) ids(n int) []uint32 {
-	out := make([]uint32, n)
-	for i := range out {
-		out[i] = 5 + p.rng.Uint32N(1000)
-	}
-	return out
 }

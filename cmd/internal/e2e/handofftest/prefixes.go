@@ -1,15 +1,9 @@
 package handofftest
 
 import (
-	"bytes"
-	"encoding/json"
-	"io"
 	"math/rand/v2"
-	"net/http"
 	"slices"
 	"testing"
-
-	"github.com/tidwall/gjson"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
@@ -47,23 +41,22 @@ func PlayPrefixPulls(t *testing.T, model string, engines [2]string, edit func(*f
 		c.PrefixPull = &frontend.PrefixPull{Holders: otherHolds{&p, c.Replica}, TokenBytes: 1,
 			Link: func(policies.ReplicaID) links.Path { return links.Path{Rate: links.Gigabyte} }}
 	})
+	complete := func(url string, prompt []uint32) []uint32 {
+		ids, _ := p.endpoint(url).complete(prompt, 20, nil)
+		return ids
+	}
 	rng := rand.New(rand.NewPCG(8, 9))
 	for i, n := range []int{530, 1100, 2100, 1536} {
 		at := i % 2
-		turn := make([]uint32, n)
-		for k := range turn {
-			turn[k] = 5 + rng.Uint32N(1000)
-		}
-		turn = append(turn, p.complete(p.Engines[at], turn)...) // its front end would pull
-		for range 40 {
-			turn = append(turn, 5+rng.Uint32N(1000))
-		}
+		turn := randomIDs(rng, n)
+		turn = append(turn, complete(p.Engines[at], turn)...) // its front end would pull
+		turn = append(turn, randomIDs(rng, 40)...)
 		before, pulls := p.Sources(1-at), p.Front[1-at].PrefixPulls()
-		got := p.complete(p.clients[1-at], turn)
+		got := complete(p.clients[1-at], turn)
 		held := (len(turn) / 512) * 512
 		sources := testkit.WaitForValue(t, "the counters of the engine that fetches", func() Sources { return p.Sources(1 - at).Sub(before) },
 			func(s Sources) bool { return s.Computed+s.Cached+s.Fetched >= float64(held+len(turn)) })
-		if want := p.complete(p.Engines[at], turn); !slices.Equal(got, want) {
+		if want := complete(p.Engines[at], turn); !slices.Equal(got, want) || len(got) != 20 {
 			t.Errorf("%d tokens: after a pull %v, without %v", len(turn), got, want)
 		}
 		now := p.Front[1-at].PrefixPulls()
@@ -72,21 +65,4 @@ func PlayPrefixPulls(t *testing.T, model string, engines [2]string, edit func(*f
 			t.Errorf("%d tokens, of which %d are held: %+v, pulls %+v\n%s", len(turn), held, sources, now, &p.Log)
 		}
 	}
-}
-
-// complete returns the token ids with which a prompt is completed.
-func (p *Pair) complete(url string, prompt []uint32) (out []uint32) {
-	p.t.Helper()
-	body := testkit.Must(json.Marshal(map[string]any{"model": p.Model, "prompt": prompt, "max_tokens": 20, "temperature": 0, "ignore_eos": true, "return_token_ids": true}))
-	resp, err := p.http.Post(url+"/v1/completions", "application/json", bytes.NewReader(body))
-	testkit.NoError(p.t, err)
-	defer resp.Body.Close()
-	answer := testkit.Must(io.ReadAll(resp.Body))
-	for _, id := range gjson.GetBytes(answer, "choices.0.token_ids").Array() {
-		out = append(out, uint32(id.Uint()))
-	}
-	if resp.StatusCode != http.StatusOK || len(out) != 20 {
-		p.t.Fatalf("%s: %s\n%s", resp.Status, answer, &p.Log)
-	}
-	return out
 }

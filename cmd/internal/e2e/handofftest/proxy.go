@@ -215,8 +215,7 @@ func copyStream(ctx context.Context, w http.ResponseWriter, events io.Reader, h 
 			continue
 		}
 		if strings.HasPrefix(data, "{") {
-			a.last = gjson.Parse(data)
-			a.add(a.last)
+			a.add(gjson.Parse(data))
 		}
 	}
 }

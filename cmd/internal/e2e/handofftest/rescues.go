@@ -44,10 +44,7 @@ func PlayRescues(t *testing.T, model string, engines [2]string, cuts int, edit f
 		}
 		s := Stream{At: i % 2, Output: 300}
 		if i/2%2 == 0 {
-			s.Prompt = make([]uint32, 20+rng.IntN(300))
-			for k := range s.Prompt {
-				s.Prompt[k] = 3 + rng.Uint32N(1000)
-			}
+			s.Prompt = randomIDs(rng, 20+rng.IntN(300))
 		} else {
 			s.Text = fmt.Sprint("tell me of ", rng.Uint64())
 		}
