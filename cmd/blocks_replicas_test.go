@@ -209,7 +209,7 @@ func (m *migration) freeze(t testing.TB) kvport.Table {
 func (m *migration) finish(t testing.TB, last kvport.Table) (length int) {
 	t.Helper()
 	d, _ := m.to.blocks.Description()
-	if d.BlocksFor(last.Length) > len(m.dst) {
+	if last.Length > len(m.dst)*d.BlockTokens {
 		var err error
 		m.dst, err = m.to.blocks.Reserve(t.Context(), m.reservation, last.Length)
 		testkit.NoError(t, err)

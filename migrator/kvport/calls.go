@@ -29,8 +29,7 @@ type Table struct {
 	// BlockTokens is that of the engine that answered, never 0. Description may already
 	// be another engine's.
 	BlockTokens int
-	FirstBlock  int      // number of Blocks[0] within the request
-	Blocks      []uint32 // of positions [FirstBlock·BlockTokens, Computed)
+	Blocks      []uint32 // of positions [from, Computed), and those before from in the same block
 	Cached      int      // prompt tokens that were found in the prefix cache
 	Prompt      int      // positions that this engine received as the prompt
 }
@@ -49,7 +48,7 @@ func (c *Client) Reserve(ctx context.Context, id string, tokens int) ([]uint32, 
 		if err != nil {
 			return err
 		}
-		if len(a.Blocks) < l.table.BlocksFor(tokens) {
+		if len(a.Blocks)*l.table.BlockTokens < tokens {
 			return fmt.Errorf("the engine reserved only %d blocks for %d tokens", len(a.Blocks), tokens)
 		}
 		blocks = a.Blocks

@@ -81,7 +81,7 @@ func (e *engine) Memory() (*transport.Memory, bool) {
 }
 
 func (e *engine) Description() (Description, bool) {
-	return Description{Model: "m", BlockTokens: blockTokens, Layout: layout, TokenBytes: 1000, Fingerprint: 77}, true
+	return Description{BlockTokens: blockTokens, TokenBytes: 1000, Fingerprint: 77}, true
 }
 
 // key names the content of the n-th block of a prefix.

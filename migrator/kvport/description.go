@@ -4,15 +4,12 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/cascadeinfer/cascade/engine/api"
-	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
 // Description describes the cache of an engine that shows its table. It never changes while the engine lives.
 type Description struct {
-	Model       string
 	BlockTokens int // tokens per block, ≥ 1
-	Layout      transport.Layout
 	// TokenBytes is the size of a token's KV, all ranks together, as the engine states it: what a
 	// link has to carry. 0 if unknown.
 	TokenBytes policies.Bytes
@@ -20,18 +17,10 @@ type Description struct {
 	Fingerprint uint64
 }
 
-// BlocksFor returns the number of blocks for so many tokens.
-func (d Description) BlocksFor(tokens int) int {
-	return (tokens + d.BlockTokens - 1) / d.BlockTokens
-}
-
 // describe returns the description of a valid welcome, nil if it shows no table.
-func describe(w *api.Welcome, l transport.Layout) *Description {
+func describe(w *api.Welcome) *Description {
 	if w.Table == nil {
 		return nil
 	}
-	return &Description{
-		Model: w.Table.Model, BlockTokens: w.Table.BlockTokens, Layout: l,
-		TokenBytes: policies.Bytes(w.Table.TokenBytes), Fingerprint: xxhash.Sum64String(w.Fingerprint),
-	}
+	return &Description{BlockTokens: w.Table.BlockTokens, TokenBytes: policies.Bytes(w.Table.TokenBytes), Fingerprint: xxhash.Sum64String(w.Fingerprint)}
 }

@@ -46,7 +46,7 @@ var (
 
 func newSession(conn *api.Conn, w *api.Welcome, memory *transport.Memory) *session {
 	return &session{
-		conn: conn, fingerprint: w.Fingerprint, memory: memory, table: describe(w, memory.Layout),
+		conn: conn, fingerprint: w.Fingerprint, memory: memory, table: describe(w),
 		unmapped: make(chan struct{}), abandoned: make(chan error, 1), offers: make(map[string]*offer), changed: make(chan struct{}),
 	}
 }

@@ -66,7 +66,7 @@ func newFakePool(tb testing.TB, bytes int64) *fakePool {
 }
 
 func (s *fakePool) Description() (kvport.Description, bool) {
-	return kvport.Description{BlockTokens: benchTokens, Layout: s.memory.Layout, Fingerprint: 1}, true
+	return kvport.Description{BlockTokens: benchTokens, Fingerprint: 1}, true
 }
 func (s *fakePool) Memory() (*transport.Memory, bool) { return s.memory, true }
 func (s *fakePool) Table(_ context.Context, _ string, from int) (kvport.Table, error) {
@@ -77,7 +77,7 @@ func (s *fakePool) Table(_ context.Context, _ string, from int) (kvport.Table, e
 }
 func (s *fakePool) table(from int) kvport.Table {
 	n := s.length + s.more
-	return kvport.Table{Computed: n - 1, Length: n, IDs: s.ids[from:n], BlockTokens: benchTokens, FirstBlock: from / benchTokens, Blocks: s.blocks[from/benchTokens : (n-1+benchTokens-1)/benchTokens]}
+	return kvport.Table{Computed: n - 1, Length: n, IDs: s.ids[from:n], BlockTokens: benchTokens, Blocks: s.blocks[from/benchTokens : (n-1+benchTokens-1)/benchTokens]}
 }
 func (s *fakePool) Freeze(_ context.Context, _ string, from int) (kvport.Table, error) {
 	if s.froze != nil {

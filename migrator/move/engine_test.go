@@ -104,7 +104,7 @@ func newEngine() *engine {
 func (e *engine) Description() (kvport.Description, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return kvport.Description{Model: "m", BlockTokens: blockTokens, Layout: layout, TokenBytes: tokenBytes, Fingerprint: 77}, !e.away && !e.blind
+	return kvport.Description{BlockTokens: blockTokens, TokenBytes: tokenBytes, Fingerprint: 77}, !e.away && !e.blind
 }
 
 func (e *engine) Memory() (*transport.Memory, bool) { return e.memory, true }
@@ -337,12 +337,12 @@ func (e *engine) find(leg string) (*seq, error) {
 }
 
 func (e *engine) table(q *seq, from int) kvport.Table {
-	t := kvport.Table{Generation: q.generation, Computed: q.computed, Length: len(q.ids), Prompt: q.prompt, BlockTokens: blockTokens, FirstBlock: from / blockTokens}
+	t := kvport.Table{Generation: q.generation, Computed: q.computed, Length: len(q.ids), Prompt: q.prompt, BlockTokens: blockTokens}
 	if from <= len(q.ids) {
 		t.IDs = slices.Clone(q.ids[from:])
 	}
-	if last := (q.computed + blockTokens - 1) / blockTokens; t.FirstBlock < last {
-		t.Blocks = slices.Clone(q.blocks[t.FirstBlock:last])
+	if first, last := from/blockTokens, (q.computed+blockTokens-1)/blockTokens; first < last {
+		t.Blocks = slices.Clone(q.blocks[first:last])
 	}
 	return t
 }

@@ -74,7 +74,7 @@ type ActionKind uint8
 
 // The kinds of actions. Their order matters: the executor carries them out one by one.
 const (
-	Send         ActionKind = iota + 1 // send Message without blocking; a Live Accept gets its tickets, for Peer under Epoch
+	Send         ActionKind = iota + 1 // send Message without blocking; a Live Accept gets its tickets, for Peer
 	List                               // list the request's full blocks from Span.From on
 	Freeze                             // freeze the request at a step boundary and list the rest from Span.From on
 	Thaw                               // let the request continue

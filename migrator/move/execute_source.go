@@ -18,7 +18,6 @@ import (
 // the hashes, Run's goroutine the rest.
 type exportJob struct {
 	leg    string
-	peer   policies.ReplicaID
 	offers []transport.Offer
 
 	// confirmed is the hash of the ids before position at; listed is the hash of the last table,
@@ -77,7 +76,7 @@ func (m *Executor) beginExport(a bidask.Action) {
 		m.cfg.Notify(bidask.Event{Kind: bidask.TransferFailed, Deal: a.Deal, Over: true})
 		return
 	}
-	m.exports[a.Deal] = &exportJob{leg: r.Name, peer: a.Peer}
+	m.exports[a.Deal] = &exportJob{leg: r.Name}
 	m.records.begin(frontend.ContextWithTrace(m.ctx, r.Trace), key{source, a.Deal}, a, m.cfg.Self, a.Peer, r.FrontEnd)
 	m.step(Event{Kind: ExportStarted, Deal: a.Deal, Peer: a.Peer, Engine: m.describeEngine(), Transports: m.cfg.Paths.ExportNames(a.Peer),
 		Request: Request{ID: r.Request.ID, FrontEnd: r.FrontEnd, Epoch: r.Epoch, Length: uint64(max(0, r.Request.Length())), Pinned: r.Pinned,
@@ -101,7 +100,7 @@ func (m *Executor) transportOffers(msg Message) []transport.Offer {
 		return nil
 	}
 	if x.offers == nil {
-		x.offers = m.cfg.Paths.Export(transport.Grant{Migration: msg.Deal.String(), Epoch: msg.Epoch, Receiver: msg.To, Deadline: time.Now().Add(grantLifetime)})
+		x.offers = m.cfg.Paths.Export(transport.Grant{Migration: msg.Deal.String(), Receiver: msg.To, Deadline: time.Now().Add(grantLifetime)})
 	}
 	return x.offers
 }

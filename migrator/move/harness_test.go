@@ -105,7 +105,8 @@ func newFleet(replicas int, link int64, carry func(*replica) carrier) *fleet {
 		}
 		n.paths = transport.NewPaths(transport.PathsConfig{Self: n.id, Transports: transports, Pool: n.engine, Logger: logger})
 		n.executor = testkit.Must(move.New(move.Config{Self: n.id, Engine: n.engine, FrontEnd: func() move.FrontEnd { return n.frontEnd }, Send: n.Send, Paths: n.paths,
-			Address: func(r policies.ReplicaID) string { return string(r) }, Notify: n.notify, MaxEnvelope: envelope, Limits: move.Limits{TailBlocks: 1 + i%2}, Tracer: tracer, Logger: logger}))
+			Address: func(r policies.ReplicaID) string { return string(r) }, Notify: n.notify, MaxEnvelope: envelope, Limits: move.Limits{TailBlocks: 1 + i%2}, Tracer: tracer, Logger: logger,
+			OnStall: func(time.Duration, trace.SpanContext) { n.stalls.Add(1) }}))
 		ctx, cancel := context.WithCancel(context.Background())
 		n.cancel = cancel
 		w.wg.Go(func() { n.executor.Run(ctx) })

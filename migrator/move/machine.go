@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
 // Machine is one replica's part in all migrations. It is not safe for concurrent use.
@@ -19,8 +18,8 @@ type Machine struct {
 	imports []*importState
 	commits []*commitRequest
 
-	exportResults expiringMap[bidask.Deal, Message] // of finished exports, for their targets
-	commitResults expiringMap[bidask.Deal, Message] // of finished switches at this front end, for their sources
+	exportResults results // of finished exports, for their targets
+	commitResults results // of finished switches at this front end, for their sources
 }
 
 // newMachine returns a machine without migrations. The error is a *policies.Violation that

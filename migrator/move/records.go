@@ -44,13 +44,10 @@ type Stats struct {
 	Sent, Received map[string]uint64 // completed migrations, by mode
 	Failed         map[string]uint64 // failed migrations at the source, by reason
 	Running        int
-	Bytes          int64         // bytes of KV received, as the engine states a token's size
-	Copied         int64         // bytes copied by transports
-	Corrupt        uint64        // blocks received with wrong checksums
-	Rounds         uint64        // pulls
-	Stalls         uint64        // finished freezes, and completed re-prompts and rescues
-	TotalStall     time.Duration // of all of them
-	LongestStall   time.Duration
+	Bytes          int64  // bytes of KV received, as the engine states a token's size
+	Copied         int64  // bytes copied by transports
+	Corrupt        uint64 // blocks received with wrong checksums
+	Rounds         uint64 // pulls
 	// Rescued and Lost count the streams of this replica's front end that lost their engine and
 	// then continued on another one, or ended.
 	Rescued, Lost uint64
@@ -197,11 +194,8 @@ func (r *records) recordStall(k key, stall time.Duration) {
 	})
 }
 
-// addStall counts a stall, which belongs to a span or to none.
+// addStall reports a stall, which belongs to a span or to none.
 func (r *records) addStall(d time.Duration, span trace.Span) {
-	r.stats.Stalls++
-	r.stats.TotalStall += d
-	r.stats.LongestStall = max(r.stats.LongestStall, d)
 	if r.onStall == nil {
 		return
 	}

@@ -3,6 +3,7 @@ package move_test
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -24,6 +25,7 @@ type replica struct {
 	paths    *transport.Paths
 	carrier  carrier
 	cancel   context.CancelFunc
+	stalls   atomic.Int64 // that were reported
 
 	mu      sync.Mutex
 	killed  bool

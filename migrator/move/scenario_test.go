@@ -158,7 +158,7 @@ func (w *fleet) do(t *testing.T, d *datadriven.TestData) string {
 		if moved := source.State == "moved"; moved && (source.Stall <= 0 || source.Stall > duration(t, d, "stall", time.Second)) ||
 			moved && source.Mode == "live" && (target.Bytes != int64(target.Tokens)*1000 || source.Tokens != target.Tokens+1) ||
 			moved && source.Mode == "reprompt" && target.Bytes != 0 ||
-			from.executor.Stats().LongestStall < source.Stall || took > duration(t, d, "within", time.Minute) || took < duration(t, d, "least", 0) || target.Tokens < n["tokens"] || source.Rounds < n["rounds"] || target.Rounds < n["rounds"] {
+			took > duration(t, d, "within", time.Minute) || took < duration(t, d, "least", 0) || target.Tokens < n["tokens"] || source.Rounds < n["rounds"] || target.Rounds < n["rounds"] {
 			d.Fatalf(t, "in %v:\n%+v\n%+v", took, source, target)
 		}
 		if rate := n["bytes-per-second"]; rate > 0 {
@@ -170,7 +170,7 @@ func (w *fleet) do(t *testing.T, d *datadriven.TestData) string {
 	case "stats":
 		for _, r := range w.replicas {
 			s := r.executor.Stats()
-			fmt.Fprintf(&out, "%s: sent %v, received %v, %d stalls, %d running, %d sessions abandoned\n", r.id, s.Sent, s.Received, s.Stalls, s.Running, s.SessionsAbandoned)
+			fmt.Fprintf(&out, "%s: sent %v, received %v, %d stalls, %d running, %d sessions abandoned\n", r.id, s.Sent, s.Received, r.stalls.Load(), s.Running, s.SessionsAbandoned)
 		}
 	case "paths":
 		for _, p := range w.replica(policies.ReplicaID(first)).paths.Status() {

@@ -14,7 +14,7 @@
 // # Invariants
 //
 //  1. A receiver without a valid ticket reads no byte. A ticket is single-use, for one
-//     migration, epoch and receiver, and ends with its grant. It is good for the blocks
+//     migration and receiver, and ends with its grant. It is good for the blocks
 //     that were announced for the migration, where the source's own processor sends them
 //     (tcp, and verbs with bounce buffers). A receiver that maps the pool (shm, cuda), or
 //     whose NIC reads it with the pool's key (verbs), can read all of it while the grant
@@ -39,7 +39,6 @@ import (
 // Grant allows one receiver to pull for one migration.
 type Grant struct {
 	Migration string // source/number, unique in the fleet
-	Epoch     policies.Epoch
 	Receiver  policies.ReplicaID
 	Deadline  time.Time // when the grant ends by itself
 }
@@ -85,7 +84,6 @@ func (p Plan) Validate(source, target Layout) error {
 
 // Stats describes a pull that has ended.
 type Stats struct {
-	Blocks   int
 	Bytes    int64
 	Duration time.Duration
 }

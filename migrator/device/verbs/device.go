@@ -15,12 +15,10 @@ import (
 // Limits are the limits of a device.
 type Limits struct {
 	Requests       int   // of a completion queue
-	Completions    int   // of a queue
 	Reads          uint8 // RDMA READs that a queue pair serves at a time
 	InitiatorReads uint8 // and that it has in flight
 	Ports          int   // numbered from 1
 	ReadSegments   int   // pieces of local memory that one READ fills
-	Region         uint64
 }
 
 // Device is an open device with one protection domain: all objects made in it may be used
@@ -77,8 +75,7 @@ func (d *Device) prepare(fd int) error {
 		return err
 	}
 	d.Limits = Limits{
-		Requests: int(v[0]), Completions: int(v[1]), Reads: uint8(min(v[2], 255)), InitiatorReads: uint8(min(v[3], 255)), Ports: int(v[4]), Region: v[5],
-		ReadSegments: int(v[6]),
+		Requests: int(v[0]), Reads: uint8(min(v[2], 255)), InitiatorReads: uint8(min(v[3], 255)), Ports: int(v[4]), ReadSegments: int(v[6]),
 	}
 	v = words{d.context}
 	if err := d.lib.do(allocPD, &v, nil); err != nil {
@@ -174,7 +171,6 @@ const (
 
 // Event is an asynchronous event of a device.
 type Event struct {
-	Kind int // ibv_event_type
 	Text string
 	// Fatal means that the device cannot be used until it is opened again.
 	Fatal bool
@@ -202,7 +198,7 @@ func (d *Device) Event() (Event, error) {
 	if failed != nil {
 		return Event{}, failed
 	}
-	e := Event{Kind: int(v[1]), Fatal: v[1] == eventFatal, AddressChanged: v[1] >= eventPortActive && v[1] <= eventPKey || v[1] == eventReregister || v[1] == eventGID, Text: fmt.Sprintf("event %d", v[1])}
+	e := Event{Fatal: v[1] == eventFatal, AddressChanged: v[1] >= eventPortActive && v[1] <= eventPKey || v[1] == eventReregister || v[1] == eventGID, Text: fmt.Sprintf("event %d", v[1])}
 	name := words{v[1]}
 	if d.lib.do(eventText, &name, nil) == nil {
 		e.Text = device.Text(name[0])

@@ -19,7 +19,6 @@ const (
 // place.
 type MemoryRegion struct {
 	Base                uint64 // the address of its first byte in requests
-	Length              uint64
 	LocalKey, RemoteKey uint32 // its keys, for local requests and for those of a peer
 
 	device *Device
@@ -40,7 +39,7 @@ func (d *Device) Register(address uintptr, length uint64, access Access) (*Memor
 		}
 		return nil, fmt.Errorf("verbs: register %d bytes: %w", length, err)
 	}
-	return d.newRegion(v, uint64(address), length), nil
+	return d.newRegion(v, uint64(address)), nil
 }
 
 // RegisterDMABuf registers memory of another device by its descriptor: length bytes from
@@ -54,12 +53,12 @@ func (d *Device) RegisterDMABuf(fd int, offset, length, base uint64, access Acce
 	if err := d.lib.do(regDMABuf, &v, nil); err != nil {
 		return nil, fmt.Errorf("verbs: register a dma-buf of %d bytes: %w", length, err)
 	}
-	return d.newRegion(v, base, length), nil
+	return d.newRegion(v, base), nil
 }
 
-func (d *Device) newRegion(v words, base, length uint64) *MemoryRegion {
+func (d *Device) newRegion(v words, base uint64) *MemoryRegion {
 	d.lib.regions.Add(1)
-	return &MemoryRegion{Base: base, Length: length, LocalKey: uint32(v[1]), RemoteKey: uint32(v[2]), device: d, region: v[0]}
+	return &MemoryRegion{Base: base, LocalKey: uint32(v[1]), RemoteKey: uint32(v[2]), device: d, region: v[0]}
 }
 
 // Close ends the registration: when it has returned, the device does not access the

@@ -78,9 +78,7 @@ func (p *Puller) Pull(ctx context.Context, plan transport.Plan) (transport.Stats
 	if p.failed != nil {
 		return transport.Stats{}, fmt.Errorf("%s transport: pull: %w", p.steps.Transport, p.failed)
 	}
-	stats := transport.Stats{
-		Blocks: len(plan.Src), Bytes: int64(len(plan.Src)) * p.steps.Local.BlockBytes(), Duration: time.Since(start),
-	}
+	stats := transport.Stats{Bytes: int64(len(plan.Src)) * p.steps.Local.BlockBytes(), Duration: time.Since(start)}
 	if len(p.bad) > 0 {
 		return stats, &transport.CorruptError{Blocks: append([]int(nil), p.bad...)}
 	}

@@ -25,7 +25,7 @@ func inBubble(t *testing.T, test func(t *testing.T, s *lease.Source)) {
 
 // grantOf returns a grant of one second to receiver b.
 func grantOf(migration string) transport.Grant {
-	return transport.Grant{Migration: migration, Epoch: 3, Receiver: "b", Deadline: time.Now().Add(time.Second)}
+	return transport.Grant{Migration: migration, Receiver: "b", Deadline: time.Now().Add(time.Second)}
 }
 
 func issue(s *lease.Source, migration string) [transport.TicketSize]byte {

@@ -50,8 +50,9 @@ func TestManyTransfers(t *testing.T) {
 		l := start(t, shapes[i%2], shapes[i/2%2])
 		puller := l.Open()
 		for range 50 {
-			stats := l.RequirePull(puller, l.Plan(1+transfers%24, uint64(transfers)))
-			transfers, blocks, total = transfers+1, blocks+stats.Blocks, total+stats.Duration
+			n := 1 + transfers%24
+			stats := l.RequirePull(puller, l.Plan(n, uint64(transfers)))
+			transfers, blocks, total = transfers+1, blocks+n, total+stats.Duration
 		}
 		l.Stop()
 	}
