@@ -19,7 +19,7 @@ type Flow struct {
 	Prefill  []float64 // uncached prompt tokens per second, by input length: Σ (I − cached)
 	Prefill2 []float64 // their squares: Σ (I² − cached²) per second
 	// Weight is ν: Σ 1/O over the tokens of finished requests, where O is the
-	// request's output length. It weights iteration time for normalised latency.
+	// request's output length. Modules may weigh iteration time by it, for normalised latency.
 	Weight []float64
 	// Crossings[b] counts requests per second that grow from below Edges[b] to it.
 	Crossings []float64

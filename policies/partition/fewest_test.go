@@ -50,35 +50,3 @@ func TestFewestEqualsOracle(t *testing.T) {
 		t.Errorf("the fleets are too easy: %d have fewer stages than the best, %d of them more than one", fewer, still)
 	}
 }
-
-// TestFewestOfMany checks plans of up to eight stages, among them those with a gap to close,
-// against Exact with a limit of stages: with as many it finds the same cost, with one less it is over
-// the slack.
-func TestFewestOfMany(t *testing.T) {
-	rng := rand.New(rand.NewPCG(15, 15))
-	numbers := make(map[int]int)
-	for i := range testkit.Size(60, 1000) {
-		w, m := larger(rng, 8+rng.IntN(60), 1+rng.IntN(4)), models[i%len(models)]
-		best, err := partition.Exact{Objective: m}.Partition(w)
-		if err != nil {
-			continue
-		}
-		got, err := partition.Exact{Objective: m, Slack: 0.01}.Partition(w)
-		testkit.NoError(t, err)
-		numbers[len(best.Counts)-len(got.Counts)]++
-		w.Limits.Stages = len(got.Counts)
-		if within := testkit.Must(partition.Exact{Objective: m}.Partition(w)); !equal(within.Cost, got.Cost) || got.Cost > best.Cost*1.01 {
-			t.Fatalf("workload %d (%v): %d stages cost %v, and %v by Exact with so many; the best %v", i, m, len(got.Counts), got.Cost, within.Cost, best.Cost)
-		}
-		if w.Limits.Stages--; w.Limits.Stages == 0 {
-			continue
-		}
-		if fewer, err := (partition.Exact{Objective: m}).Partition(w); err == nil && fewer.Cost <= best.Cost*1.01 {
-			t.Fatalf("workload %d (%v): %d stages, and fewer cost %v of %v", i, m, len(got.Counts), fewer.Cost, best.Cost)
-		}
-	}
-	t.Logf("stages fewer: %v", numbers)
-	if numbers[1] == 0 || numbers[2] == 0 {
-		t.Errorf("too easy: %v stages fewer", numbers)
-	}
-}

@@ -106,26 +106,6 @@ func randomStages(rng *rand.Rand) (stages []stage, need float64) {
 	return stages, need
 }
 
-// TestPriceIfDivisible checks that the shares at the price add up, by each stage's own
-// optimum: a derivative of −λ.
-func TestPriceIfDivisible(t *testing.T) {
-	rng := rand.New(rand.NewPCG(8, 8))
-	for range 1000 {
-		stages, need := randomStages(rng)
-		e := need + 20*rng.Float64()
-		lambda, sum := priceIfDivisible(stages, e), 0.0
-		for _, st := range stages {
-			sum += st.u + math.Sqrt(st.num/lambda)
-		}
-		if math.Abs(sum-e) > 1e-9*e {
-			t.Fatalf("at the price %v the stages %+v buy %v, want %v", lambda, stages, sum, e)
-		}
-	}
-	if got := priceIfDivisible([]stage{{u: 1}}, 3); got != 0 {
-		t.Errorf("a stage that gains nothing buys at %v", got)
-	}
-}
-
 // TestBuyAll checks that a price is found from any other, at which no more than one replica
 // of each stage is too many or too few.
 func TestBuyAll(t *testing.T) {
@@ -144,36 +124,6 @@ func TestBuyAll(t *testing.T) {
 		if sum != want || math.Abs(sum-e) > float64(len(stages)) {
 			t.Fatalf("from the price %v: bought %v, which are %v, want about %v", from, sum, want, e)
 		}
-	}
-}
-
-// TestHighestBound checks that no price proves a higher bound than the one that the search
-// ends with, unless the plan is proved.
-func TestHighestBound(t *testing.T) {
-	rng := rand.New(rand.NewPCG(10, 10))
-	searched := 0
-	for i := range 900 {
-		tab := randomTable(rng, 1+rng.IntN(14))
-		stages := 1 + rng.IntN(min(8, tab.n))
-		s := newSearch(tab, stages, stages+rng.IntN(20))
-		high, ok := s.firstPartition()
-		if !ok {
-			continue
-		}
-		s.searchPrice(high)
-		if s.proved() {
-			continue
-		}
-		searched++
-		bound, top := s.bound, s.top
-		for _, at := range []float64{0, 0.5, 0.9, 0.99, 0.999, 1.001, 1.01, 1.1, 2, 10} {
-			if s.tryPrice(at * top); s.bound > bound+1e-9*math.Abs(bound) {
-				t.Fatalf("table %d: the price %v proves %v, the search ended with %v at %v", i, at*top, s.bound, bound, top)
-			}
-		}
-	}
-	if searched < 20 {
-		t.Errorf("%d searches left a gap", searched)
 	}
 }
 

@@ -19,7 +19,7 @@ func TestLeastEqualsOracle(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 1))
 	found, split, none := 0, 0, 0
 	limits := make(map[partition.Limit]int)
-	for i := range testkit.Size(600, 6000) {
+	for i := range testkit.Size(900, 6000) {
 		w := policytest.RandomWorkload(rng)
 		m := models[i%len(models)]
 		feasible := func(n int) bool {

@@ -14,11 +14,6 @@ const (
 	// iteration time under its flow and t the delay of a migration (Little's law for both).
 	// Long outputs weigh more.
 	Flow Objective = iota
-	// Latency minimises the normalised latency, Σ ν·T, where ν is
-	// policies.Flow.Weight: every finished request weighs the same. A crossing
-	// is charged its delay over the output length, whose mean inverse is
-	// ν/φ where the request crosses.
-	Latency
 	// Snapshot minimises the paper's QoE of the in-flight requests (eq. 1)
 	// in policies.Workload.Snapshot, by policies.Workload.QoE. Its unit is a delay per
 	// output token, summed over requests. So a crossing is charged its delay over the
@@ -32,7 +27,7 @@ func (m Objective) String() string {
 	if m < Flow || m > Snapshot {
 		return "unknown"
 	}
-	return [...]string{"flow", "latency", "snapshot"}[m]
+	return [...]string{"flow", "snapshot"}[m]
 }
 
 // A stage is the price of serving one range of lengths, as a function of its replicas k:
@@ -73,7 +68,6 @@ type load struct {
 	tokens  float64 // φ, or n of the snapshot
 	held    float64 // ψ, or ΣL of the snapshot
 	work    float64 // u: replicas' worth of work; in the snapshot Σ Dk·Fk of F1…F4, in seconds
-	weight  float64 // ν
 	longest float64 // largest length that occurs
 	squares float64 // Σ φ·L², L being each bucket's mean length
 }
@@ -92,7 +86,7 @@ func newPricing(m Objective, w policies.Workload) (*pricing, error) {
 		return nil, err
 	}
 	if m < Flow || m > Snapshot {
-		return nil, &policies.Violation{Subject: "partition", Invariant: "the model must be flow, latency or snapshot"}
+		return nil, &policies.Violation{Subject: "partition", Invariant: "the model must be flow or snapshot"}
 	}
 	if m == Snapshot && w.Snapshot == nil {
 		return nil, &policies.Violation{Subject: "workload", Invariant: "2: planning on a snapshot needs one"}
@@ -102,9 +96,10 @@ func newPricing(m Objective, w policies.Workload) (*pricing, error) {
 	for b := range p.cells {
 		p.cells[b] = p.cell(b)
 	}
+	weight := p.crossingWeight()
 	for b := 1; b < n; b++ {
 		delay := w.Transfer.Base + float64(w.Transfer.PerToken*float64(w.Flow.Edges[b]))
-		p.cut[b] = float64(w.Flow.Crossings[b]*delay) * p.crossingWeight(b)
+		p.cut[b] = float64(w.Flow.Crossings[b]*delay) * weight
 	}
 	return p, nil
 }
@@ -116,13 +111,10 @@ func (p *pricing) cell(b int) load {
 		x := p.w.Snapshot[b]
 		m := p.w.QoE
 		m.D0 = 0 // paid by every request, whatever its batch: base
-		return load{tokens: x.N, held: x.SumL, weight: x.N, work: m.OfRequest(x)}
+		return load{tokens: x.N, held: x.SumL, work: m.OfRequest(x)}
 	}
-	l := load{tokens: f.Tokens[b], held: f.Reads[b], weight: f.Tokens[b]}
+	l := load{tokens: f.Tokens[b], held: f.Reads[b]}
 	l.work = float64(c.D1*f.Tokens[b]) + float64(c.D4*f.Reads[b]) + float64(c.D2*f.Prefill[b]) + float64(c.D3*f.Prefill2[b])
-	if p.model == Latency {
-		l.weight = f.Weight[b]
-	}
 	if l.tokens > 0 {
 		l.squares = float64(l.held / l.tokens * l.held)
 		if b+1 < len(f.Edges) {
@@ -138,31 +130,16 @@ func (p *pricing) cell(b int) load {
 
 // crossingWeight converts one second of delay of one crossing request a
 // second into the objective's unit.
-func (p *pricing) crossingWeight(b int) float64 {
-	f := p.w.Flow
-	switch p.model {
-	case Latency:
-		if f.Tokens[b] > 0 {
-			return f.Weight[b] / f.Tokens[b]
-		}
-		var weight, tokens float64
-		for i := range f.Tokens {
-			weight += f.Weight[i]
-			tokens += f.Tokens[i]
-		}
-		if tokens > 0 {
-			return weight / tokens
-		}
-		return 0
-	case Snapshot:
-		// The time of one token with the whole set on all replicas.
-		work := 0.0
-		for _, c := range p.cells {
-			work += c.work
-		}
-		return p.w.QoE.D0 + work/float64(p.w.Replicas)
+func (p *pricing) crossingWeight() float64 {
+	if p.model != Snapshot {
+		return 1
 	}
-	return 1
+	// The time of one token with the whole set on all replicas.
+	work := 0.0
+	for _, c := range p.cells {
+		work += c.work
+	}
+	return p.w.QoE.D0 + work/float64(p.w.Replicas)
 }
 
 func (p *pricing) buckets() int { return len(p.cells) }
@@ -180,7 +157,7 @@ func (p *pricing) stages() int {
 func (l load) plus(o load) load {
 	return load{
 		tokens: l.tokens + o.tokens, held: l.held + o.held, work: l.work + o.work,
-		weight: l.weight + o.weight, longest: max(l.longest, o.longest), squares: l.squares + o.squares,
+		longest: max(l.longest, o.longest), squares: l.squares + o.squares,
 	}
 }
 
@@ -241,10 +218,10 @@ func (p *pricing) iteration(l load, k float64) float64 {
 const maxPrice = 1e280
 
 // stage prices load l of the buckets [i, j). In the flow models T = base·k/(k−u), so
-// ν·T = ν·base + ν·base·u/(k−u); in the snapshot k batches of S/k cost n·D0 + n·w/k.
+// φ·T = φ·base + φ·base·u/(k−u); in the snapshot k batches of S/k cost n·D0 + n·w/k.
 func (p *pricing) stage(l load, i, j int) stage {
 	base := p.base(l)
-	s := stage{fixed: float64(l.weight*base) + p.cut[j], num: float64(l.weight * l.work), kmin: p.need(l, base, i, j)}
+	s := stage{fixed: float64(l.tokens*base) + p.cut[j], num: float64(l.tokens * l.work), kmin: p.need(l, base, i, j)}
 	if p.model != Snapshot {
 		s.u, s.num = l.work, float64(s.num*base)
 	}

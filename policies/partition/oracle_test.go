@@ -73,13 +73,13 @@ func price(m partition.Objective, w policies.Workload, cuts []policies.Tokens, c
 }
 
 func stagePrice(m partition.Objective, w policies.Workload, low, high policies.Tokens, k float64) float64 {
-	var phi, psi, work, weight, longest float64
+	var phi, psi, work, longest float64
 	var batch policies.Batch
 	crossings, received, transfer := 0.0, 0.0, 0.0
 	for b, edge := range w.Flow.Edges {
 		if edge == high { // the stage ends here
 			crossings = w.Flow.Crossings[b]
-			transfer = crossings * (w.Transfer.Base + w.Transfer.PerToken*float64(edge)) * crossingWeight(m, w, b)
+			transfer = crossings * (w.Transfer.Base + w.Transfer.PerToken*float64(edge)) * crossingWeight(m, w)
 		}
 		if edge < low || edge >= high {
 			continue
@@ -90,11 +90,6 @@ func stagePrice(m partition.Objective, w policies.Workload, low, high policies.T
 		phi += w.Flow.Tokens[b]
 		psi += w.Flow.Reads[b]
 		work += w.Cost.D1*w.Flow.Tokens[b] + w.Cost.D4*w.Flow.Reads[b] + w.Cost.D2*w.Flow.Prefill[b] + w.Cost.D3*w.Flow.Prefill2[b]
-		if m == partition.Latency {
-			weight += w.Flow.Weight[b]
-		} else {
-			weight += w.Flow.Tokens[b]
-		}
 		batch = batch.Plus(w.Snapshot[b])
 		if w.Flow.Tokens[b] > 0 {
 			if b+1 < len(w.Flow.Edges) {
@@ -136,7 +131,7 @@ func stagePrice(m partition.Objective, w policies.Workload, low, high policies.T
 		w.Limits.Iteration > 0 && iteration > w.Limits.Iteration {
 		return none
 	}
-	return weight*iteration + transfer
+	return phi*iteration + transfer
 }
 
 // deviation returns the standard deviation of the lengths in flight between low and
@@ -157,21 +152,8 @@ func deviation(f policies.Flow, low, high policies.Tokens, mean float64) float64
 }
 
 // crossingWeight returns what a second of delay costs under the objective.
-func crossingWeight(m partition.Objective, w policies.Workload, b int) float64 {
-	switch m {
-	case partition.Latency: // the mean of 1/O where the request crosses
-		if w.Flow.Tokens[b] > 0 {
-			return w.Flow.Weight[b] / w.Flow.Tokens[b]
-		}
-		weight, tokens := 0.0, 0.0
-		for i := range w.Flow.Tokens {
-			weight, tokens = weight+w.Flow.Weight[i], tokens+w.Flow.Tokens[i]
-		}
-		if tokens == 0 {
-			return 0
-		}
-		return weight / tokens
-	case partition.Snapshot: // one iteration of all requests in flight on all replicas
+func crossingWeight(m partition.Objective, w policies.Workload) float64 {
+	if m == partition.Snapshot { // one iteration of all requests in flight on all replicas
 		var all policies.Batch
 		for _, s := range w.Snapshot {
 			all = all.Plus(s)

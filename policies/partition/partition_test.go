@@ -13,7 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
-var models = []partition.Objective{partition.Flow, partition.Latency, partition.Snapshot}
+var models = []partition.Objective{partition.Flow, partition.Snapshot}
 
 func TestConformance(t *testing.T) {
 	for _, m := range models {
@@ -206,39 +206,10 @@ func TestHugeFleet(t *testing.T) {
 		Cost: policies.Cost{D0: 1}, QoE: policies.QoE{D0: 1e290}, Capacity: w.Capacity, Replicas: 2,
 	}
 	copy(w.Flow.Tokens, []float64{1, 1})
-	copy(w.Flow.Weight, []float64{1e308, 1e308})
-	for _, m := range []partition.Objective{partition.Latency, partition.Snapshot} {
-		for _, p := range []policies.Partitioner{partition.Exact{Objective: m}, partition.Recursion{Objective: m}, partition.TwoPhase{Objective: m}} {
-			if _, err := p.Partition(w); !errors.Is(err, policies.ErrInfeasible) {
-				t.Errorf("%T, %v: a sum past every number gives %v", p, m, err)
-			}
+	for _, p := range []policies.Partitioner{partition.Exact{Objective: partition.Snapshot}, partition.Recursion{Objective: partition.Snapshot}, partition.TwoPhase{Objective: partition.Snapshot}} {
+		if _, err := p.Partition(w); !errors.Is(err, policies.ErrInfeasible) {
+			t.Errorf("%T: a sum past every number gives %v", p, err)
 		}
-	}
-}
-
-// TestSplits checks what the models reward: different length classes are separated when
-// migrations are free, similar ones are not, and expensive migrations keep one stage.
-func TestSplits(t *testing.T) {
-	w := policies.Workload{
-		Flow: policies.NewFlow([]policies.Tokens{0, 1000, 10000}), Cost: policytest.H200Cost(),
-		Capacity: policies.Capacity{KV: 1 << 30, Batch: 1 << 20}, Replicas: 8,
-	}
-	w.Flow.Tokens[0], w.Flow.Reads[0] = 5000, 5000*500
-	w.Flow.Tokens[2], w.Flow.Reads[2] = 2000, 2000*30000
-	w.Flow.Crossings[1], w.Flow.Crossings[2] = 5, 5
-	got, err := partition.Exact{}.Partition(w)
-	if err != nil || len(got.Counts) != 2 || got.Cost >= got.OneStage {
-		t.Errorf("two classes: %+v, %v", got, err)
-	}
-	w.Transfer.Base = 100
-	if got, err := (partition.Exact{}).Partition(w); err != nil || len(got.Counts) != 1 {
-		t.Errorf("dear hand-overs: %+v, %v", got, err)
-	}
-	w.Transfer.Base = 0
-	w.Flow = policies.NewFlow([]policies.Tokens{0, 1000, 10000})
-	w.Flow.Tokens[0], w.Flow.Reads[0] = 5000, 5000*500
-	if got, err := (partition.Exact{}).Partition(w); err != nil || len(got.Counts) != 1 {
-		t.Errorf("one class: %+v, %v", got, err)
 	}
 }
 
@@ -384,14 +355,14 @@ func TestInFlight(t *testing.T) {
 }
 
 func TestObjectiveNames(t *testing.T) {
-	for m, want := range map[partition.Objective]string{-1: "unknown", partition.Flow: "flow", partition.Latency: "latency", partition.Snapshot: "snapshot", 3: "unknown"} {
+	for m, want := range map[partition.Objective]string{-1: "unknown", partition.Flow: "flow", partition.Snapshot: "snapshot", 2: "unknown"} {
 		if got := m.String(); got != want {
 			t.Errorf("%d is %q, want %q", int(m), got, want)
 		}
 		w := policytest.ChatWorkload(policies.BucketEdges(4096, 2), 8, 0.5, 1)
 		w.Snapshot = nil
 		_, err := m.Price(w, nil, []int{8})
-		if known := want == "flow" || want == "latency"; (err == nil) != known {
+		if (err == nil) != (want == "flow") {
 			t.Errorf("%s without a snapshot: %v", want, err)
 		}
 	}

@@ -75,22 +75,3 @@ func TestNaiveRefiners(t *testing.T) {
 		t.Errorf("the boundary moved %d times", moved)
 	}
 }
-
-// TestMemorySplitsLower shows how the two differ: one long request outweighs many short ones.
-func TestMemorySplitsLower(t *testing.T) {
-	v := policies.BoundaryView{Boundary: 50, High: policies.Unbounded, Peers: 1, Successors: 1}
-	for range 8 {
-		v.Local = append(v.Local, policies.Sequence{Input: 1, Length: 10})
-	}
-	v.Next = []policies.Sequence{{Input: 1, Length: 1000}}
-	undamped := partition.Damping{Smoothing: 1000}
-	if got := (partition.Memory{Damping: undamped}).Refine(v); got != 1000 {
-		t.Errorf("by memory the boundary is %v, want 1000", got)
-	}
-	if got := (partition.Quantity{Damping: undamped}).Refine(v); got != 10 {
-		t.Errorf("by quantity the boundary is %v, want 10", got)
-	}
-	if got := (partition.Quantity{}).Refine(v); got != 38 {
-		t.Errorf("the boundary moves to %v, want 38: three tenths of the way", got)
-	}
-}

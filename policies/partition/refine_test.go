@@ -151,33 +151,3 @@ func TestPure(t *testing.T) {
 		}
 	}
 }
-
-// TestFixedPoint: at the boundary which the weighted objective likes best,
-// stages of unequal size do not pull it away.
-func TestFixedPoint(t *testing.T) {
-	rng := rand.New(rand.NewPCG(8, 8))
-	all := random(rng, 400)
-	boundary := policies.Tokens(700)
-	for range 30 {
-		var local, next []policies.Sequence
-		for i, s := range all {
-			switch {
-			case s.Length >= boundary:
-				next = append(next, s)
-			case i%2 == 0: // one of two replicas
-				local = append(local, s)
-			}
-		}
-		b := border(local, next, 2, 3)
-		b.Boundary = boundary
-		boundary = (WeightedRefiner{}).Refine(b)
-	}
-	_, q := brute(nil, all, 1, 1, 2, 3)
-	best := math.Inf(1)
-	for x := policies.Tokens(1); x < 2000; x++ {
-		best = min(best, q(x))
-	}
-	if q(boundary) > 1.03*best {
-		t.Errorf("the weighted refiner settles at %v, which costs %v; the best %v", boundary, q(boundary), best)
-	}
-}
