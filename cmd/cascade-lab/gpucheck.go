@@ -323,9 +323,30 @@ func (k *checkResult) picture() (report.Picture, error) {
 			points = append(points, report.XY{X: p.Skew(), Y: p.Seconds * 1e6})
 		}
 	}
-	base := (k.Kappa.Base + k.Kappa.PerToken*float64(tokens)) * 1e6
-	return report.Fitted(fmt.Sprintf("%s, %s: κ = %s", k.GPU, k.Kernel, k.Kappa.Text()),
-		"longest sequence beyond the mean, in tokens", "attention of a decode step, in µs", points, base, k.Kappa.PerToken*k.Kappa.Kappa*1e6)
+	if len(points) == 0 {
+		return report.Picture{}, report.ErrNoData
+	}
+	base, slope := (k.Kappa.Base+k.Kappa.PerToken*float64(tokens))*1e6, k.Kappa.PerToken*k.Kappa.Kappa*1e6
+	right, top := 0.0, base
+	for _, xy := range points {
+		right, top = max(right, xy.X), max(top, xy.Y)
+	}
+	end := report.XY{X: right, Y: base + slope*right}
+	measured, fitted := report.SeriesStyle(1), report.SeriesStyle(0)
+	return report.Figure{
+		Title: fmt.Sprintf("%s, %s: κ = %s", k.GPU, k.Kernel, k.Kappa.Text()), Width: 560,
+		Legend: []report.Key{{Name: "measured", Style: report.Style{Colour: measured.Colour, Dots: true}}, {Name: "fitted", Style: fitted}},
+		Charts: []report.Chart{{
+			X:      report.LinearAxis("longest sequence beyond the mean, in tokens", 0, right*1.02, report.ShortCount),
+			Y:      report.LinearAxis("attention of a decode step, in µs", 0, max(top, end.Y)*1.05, report.ShortCount),
+			Height: 240, Draw: func(g *report.Grid) {
+				g.Line([]report.XY{{Y: base}, end}, fitted)
+				for _, xy := range points {
+					g.Dot(xy, measured)
+				}
+			},
+		}},
+	}.Draw()
 }
 
 // tables returns the results as tables.

@@ -43,8 +43,8 @@ func wrapWords(text string, fits func(line string) bool) string {
 	return lines + line
 }
 
-// linearAxis returns an axis from low to high with about five round values, printed by label.
-func linearAxis(name string, low, high float64, label func(float64) string) Axis {
+// LinearAxis returns an axis from low to high with about five round values, printed by label.
+func LinearAxis(name string, low, high float64, label func(float64) string) Axis {
 	if !(high > low) {
 		high = low + 1
 	}
@@ -76,7 +76,7 @@ func timeAxis(name string, low, high float64) Axis {
 	a := Axis{Label: name, Low: low, High: high}
 	if high-low < 0.8 {
 		for _, v := range roundValues(math.Pow(10, low), math.Pow(10, high)) {
-			a.Ticks = append(a.Ticks, Tick{math.Log10(v), shortTime(v)})
+			a.Ticks = append(a.Ticks, Tick{math.Log10(v), ShortTime(v)})
 		}
 		return a
 	}
@@ -84,7 +84,7 @@ func timeAxis(name string, low, high float64) Axis {
 		for d := 1.0; d < 10; d++ {
 			at, label := decade+math.Log10(d), ""
 			if d == 1 || high-low <= 3.5 && (d == 2 || d == 5) {
-				label = shortTime(d * math.Pow(10, decade))
+				label = ShortTime(d * math.Pow(10, decade))
 			}
 			if at >= low && at <= high {
 				a.Ticks = append(a.Ticks, Tick{at, label})
@@ -119,17 +119,8 @@ func lengthAxis(name string, low, high float64) Axis {
 	return a
 }
 
-// ratioAxis returns an axis of log₂ of ratios from 1/most to most.
-func ratioAxis(name string, most float64) Axis {
-	a := Axis{Label: name, Low: -math.Log2(most), High: math.Log2(most)}
-	for _, ratio := range [...]float64{1 / most, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, most} {
-		a.Ticks = append(a.Ticks, Tick{math.Log2(ratio), strconv.FormatFloat(math.Round(100*ratio)/100, 'g', 3, 64)})
-	}
-	return a
-}
-
-// nameAxis returns an axis with a name at each whole number. Rows are named from the top.
-func nameAxis(label string, names []string, rows bool) Axis {
+// NameAxis returns an axis with a name at each whole number. Rows are named from the top.
+func NameAxis(label string, names []string, rows bool) Axis {
 	a := Axis{Label: label, Low: -0.6, High: float64(len(names)) - 0.4, NoLines: true}
 	for i := range names {
 		name := names[i]
@@ -141,13 +132,13 @@ func nameAxis(label string, names []string, rows bool) Axis {
 	return a
 }
 
-// shortTime prints a round time without needless zeros.
-func shortTime(s float64) string {
+// ShortTime prints a round time without needless zeros.
+func ShortTime(s float64) string {
 	return timeWithUnit(s, func(x float64) string { return strconv.FormatFloat(x, 'g', 4, 64) })
 }
 
-// shortCount prints a number, thousands as k.
-func shortCount(v float64) string {
+// ShortCount prints a number, thousands as k.
+func ShortCount(v float64) string {
 	if math.Abs(v) >= 10000 {
 		return strconv.FormatFloat(v/1000, 'g', 4, 64) + "k"
 	}

@@ -74,8 +74,8 @@ type XY struct{ X, Y float64 }
 // palette is Okabe and Ito's, which colour-blind readers can distinguish. The baseline comes first, in grey.
 var palette = [...]string{"#777777", "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#000000"}
 
-// series returns the style of the i-th system. The baseline is dashed, so that it stands out in print.
-func series(i int) Style { return Style{Colour: palette[i%len(palette)], Dashed: i == 0} }
+// SeriesStyle returns the style of the i-th system. The baseline is dashed, so that it stands out in print.
+func SeriesStyle(i int) Style { return Style{Colour: palette[i%len(palette)], Dashed: i == 0} }
 
 // The sizes of a figure's parts, in points.
 const (

@@ -143,7 +143,7 @@ func TestTimeAxis(t *testing.T) {
 
 // TestEscape checks that names cannot break the document.
 func TestEscape(t *testing.T) {
-	p, err := Fitted(`<b>&"`, "x", "y", []XY{{1, 1}}, 0, 1)
+	p, err := Figure{Title: `<b>&"`, Charts: []Chart{{X: LinearAxis("x", 0, 1, ShortCount), Y: LinearAxis("y", 0, 1, ShortCount)}}}.Draw()
 	testkit.NoError(t, err)
 	if labels, _, _, _ := readPicture(t, p); labels[0].text != `<b>&"` {
 		t.Errorf("%q", labels[0].text)
@@ -153,7 +153,7 @@ func TestEscape(t *testing.T) {
 // TestCrowdedAxis leaves out the labels that would cover others.
 func TestCrowdedAxis(t *testing.T) {
 	names := strings.Fields(strings.Repeat("a-long-name ", 30))
-	p, err := Figure{Title: "crowded", Width: 300, Charts: []Chart{{X: nameAxis("x", names, false), Y: nameAxis("y", names, true), Height: 100}}}.Draw()
+	p, err := Figure{Title: "crowded", Width: 300, Charts: []Chart{{X: NameAxis("x", names, false), Y: NameAxis("y", names, true), Height: 100}}}.Draw()
 	testkit.NoError(t, err)
 	checkLayout(t, p, nil)
 	if labels, _, _, _ := readPicture(t, p); len(labels) < 8 {

@@ -30,7 +30,7 @@ func Distribution(results []replay.Result, m Metric) (Picture, error) {
 			continue
 		}
 		low, high = min(low, firstPositive(s.Percentiles)), max(high, s.P99)
-		f.Legend = append(f.Legend, Key{name(r) + ": p50 " + FormatTime(s.P50) + ", p95 " + FormatTime(s.P95) + ", p99 " + FormatTime(s.P99), series(i)})
+		f.Legend = append(f.Legend, Key{name(r) + ": p50 " + FormatTime(s.P50) + ", p95 " + FormatTime(s.P95) + ", p99 " + FormatTime(s.P99), SeriesStyle(i)})
 	}
 	if len(f.Legend) == 0 {
 		return Picture{}, ErrNoData
@@ -46,10 +46,10 @@ func Distribution(results []replay.Result, m Metric) (Picture, error) {
 			if len(points) == 0 {
 				continue
 			}
-			g.Line(points, series(i))
+			g.Line(points, SeriesStyle(i))
 			s := m.of(r.Engine.Latency)
 			for _, at := range [...]XY{{s.P50, 0.5}, {s.P95, 0.95}, {s.P99, 0.99}} {
-				g.Dot(XY{math.Log10(at.X), tail(at.Y)}, series(i))
+				g.Dot(XY{math.Log10(at.X), tail(at.Y)}, SeriesStyle(i))
 			}
 		}
 	}}}
@@ -87,18 +87,18 @@ func ByLength(results []replay.Result, m Metric) (Picture, error) {
 			most = max(most, m.of(g.Latency).Mean)
 		}
 		shown = append(shown, i)
-		f.Legend = append(f.Legend, Key{name(r), Style{Colour: series(i).Colour, Dots: true}})
+		f.Legend = append(f.Legend, Key{name(r), Style{Colour: SeriesStyle(i).Colour, Dots: true}})
 	}
 	const span = 0.8 // of a group of bars
 	width := span / float64(len(shown))
 	f.Charts = []Chart{{
-		X:      nameAxis("prompt tokens, a tenth of the requests in each group", labels, false),
-		Y:      linearAxis("mean"+unit(results), 0, most*1.05, shortTime),
+		X:      NameAxis("prompt tokens, a tenth of the requests in each group", labels, false),
+		Y:      LinearAxis("mean"+unit(results), 0, most*1.05, ShortTime),
 		Height: 230, Draw: func(g *Grid) {
 			for place, i := range shown {
 				for d, group := range results[i].Engine.Deciles {
 					from := float64(d) - span/2 + float64(place)*width
-					g.Box(XY{from, 0}, XY{from + width, m.of(group.Latency).Mean}, series(i), 1)
+					g.Box(XY{from, 0}, XY{from + width, m.of(group.Latency).Mean}, SeriesStyle(i), 1)
 				}
 			}
 		},
@@ -114,7 +114,7 @@ func Timeline(results []replay.Result) (Picture, error) {
 		if len(r.Engine.Timeline) == 0 {
 			continue
 		}
-		f.Legend = append(f.Legend, Key{name(r), series(i)})
+		f.Legend = append(f.Legend, Key{name(r), SeriesStyle(i)})
 		for _, m := range r.Engine.Timeline {
 			end, tokens, open = max(end, m.At), max(tokens, m.Tokens), max(open, m.Outstanding)
 		}
@@ -130,15 +130,15 @@ func Timeline(results []replay.Result) (Picture, error) {
 					points = append(points, XY{m.At, of(m)})
 				}
 				if len(points) > 0 {
-					g.Line(points, series(i))
+					g.Line(points, SeriesStyle(i))
 				}
 			}
 		}
 	}
-	x := linearAxis("", 0, end, shortTime)
+	x := LinearAxis("", 0, end, ShortTime)
 	f.Charts = []Chart{
-		{X: x, Y: linearAxis("tokens/s generated", 0, tokens*1.05, shortCount), Height: 150, Draw: curves(func(m replay.Moment) float64 { return m.Tokens })},
-		{X: x, Y: linearAxis("requests in flight", 0, open*1.05, shortCount), Height: 150, Draw: curves(func(m replay.Moment) float64 { return m.Outstanding })},
+		{X: x, Y: LinearAxis("tokens/s generated", 0, tokens*1.05, ShortCount), Height: 150, Draw: curves(func(m replay.Moment) float64 { return m.Tokens })},
+		{X: x, Y: LinearAxis("requests in flight", 0, open*1.05, ShortCount), Height: 150, Draw: curves(func(m replay.Moment) float64 { return m.Outstanding })},
 	}
 	f.Charts[1].X.Label = "time since the start" + unit(results)
 	return f.Draw()

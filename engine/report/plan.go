@@ -21,7 +21,7 @@ func Plan(title string, plan policies.Plan, requests []policies.Tokens) (Picture
 	f := Figure{Title: title, Width: 640, Charts: []Chart{strip}}
 	if len(requests) > 0 {
 		bins, most := shares(requests, low, high)
-		f.Charts = []Chart{{X: x, Y: linearAxis("share of requests", 0, most*1.05, shortShare), Height: 160, Draw: func(g *Grid) { drawBins(g, plan, bins) }}, strip}
+		f.Charts = []Chart{{X: x, Y: LinearAxis("share of requests", 0, most*1.05, shortShare), Height: 160, Draw: func(g *Grid) { drawBins(g, plan, bins) }}, strip}
 	}
 	return f.Draw()
 }

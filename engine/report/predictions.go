@@ -128,7 +128,7 @@ func ErrorHistogram(f profiling.Fitted) Table {
 // PredictionPicture draws the distribution of a fit's errors beside that of the static predictor.
 func PredictionPicture(f profiling.Fitted) (Picture, error) {
 	names := [...]string{"always the mean", "the fit"}
-	fig := Figure{Title: "Errors of predictions for requests that were not fitted", Width: 560, Legend: []Key{{names[0], series(0)}, {names[1], series(1)}}}
+	fig := Figure{Title: "Errors of predictions for requests that were not fitted", Width: 560, Legend: []Key{{names[0], SeriesStyle(0)}, {names[1], SeriesStyle(1)}}}
 	for _, one := range predictions(f) {
 		curves := make([][]XY, 2)
 		low, high, most := 0.0, 0.0, 0.0
@@ -141,10 +141,10 @@ func PredictionPicture(f profiling.Fitted) (Picture, error) {
 			title += [...]string{"", "; "}[i] + names[i] + " " + percent(e.Mean)
 		}
 		fig.Charts = append(fig.Charts, Chart{
-			Title: title, X: linearAxis("", low, high, shortShare), Y: linearAxis("share of requests", 0, most*1.05, shortShare), Height: 120,
+			Title: title, X: LinearAxis("", low, high, shortShare), Y: LinearAxis("share of requests", 0, most*1.05, shortShare), Height: 120,
 			Draw: func(g *Grid) {
 				for i, curve := range curves {
-					g.Line(curve, series(i))
+					g.Line(curve, SeriesStyle(i))
 				}
 			},
 		})

@@ -185,19 +185,8 @@ func TestPictures(t *testing.T) {
 		{"normalised", func() (Picture, error) { return Distribution(results, Normalised) }, []string{"end-to-end latency per output token"}},
 		{"length", func() (Picture, error) { return ByLength(results, Normalised) }, []string{"prompt tokens", "round robin (void)"}},
 		{"timeline", func() (Picture, error) { return Timeline(results) }, []string{"tokens/s generated", "requests in flight"}},
-		{"fitted", func() (Picture, error) {
-			return Fitted("κ", "Lmax − Lmean in tokens", "time in µs", []XY{{0, 10}, {1000, 12}, {4000, 17.5}}, 10, 0.0019)
-		}, []string{"Lmax"}},
-		{"ratios", func() (Picture, error) {
-			return Ratios("cells", "longest", "others", []Series{{"chat", []XY{{1, 0.5}, {9, 1.02}}}, {"none", nil}, {"agent", []XY{{0.9, 2}}}}, XY{1.1, 1.02})
-		}, []string{"cells", "longest", "others", "chat", "agent", "1.1", "0.5"}},
 		{"plan", func() (Picture, error) { return Plan("Plan of llama-3-8b, epoch 7", plan, lengths) }, []string{"Plan of llama-3-8b, epoch 7", "stage 2", "4 replicas", "1 replica", "1,536–12,288", "12,288–∞"}},
 		{"stages", func() (Picture, error) { return Plan("Plan of llama-3-8b, epoch 7", plan, nil) }, []string{"stage 0", "length in tokens"}},
-		{"intervals", func() (Picture, error) {
-			wide, none := Interval{Mean: 0.1, Low: -0.2, High: 0.4, Runs: 5}, Interval{}
-			return Intervals([]Panel{{Figure: "not measured", Systems: []string{"a"}, Series: []IntervalSeries{{"10/s", []Interval{none}}}},
-				{Figure: "TTFT p95", Systems: []string{"first", "second"}, Series: []IntervalSeries{{"10/s", []Interval{wide, none}}, {"15/s", []Interval{none, wide}}}}})
-		}, []string{"TTFT p95", "first", "second", "10/s", "15/s", "400 ms"}},
 		{"prefixes", func() (Picture, error) { return ReusePicture(reuseResults()) }, []string{"ideal: 40.0 %", "load CV", "engines (void)", "silent"}},
 		{"narrow", func() (Picture, error) { return Plan("Narrow", narrow, nil) }, []string{"1×"}},
 		{"one", func() (Picture, error) {
@@ -219,7 +208,7 @@ func TestPictures(t *testing.T) {
 			if strings.Contains(text, ">-0") {
 				t.Error("an axis begins at a negative zero")
 			}
-			checkLayout(t, p, []string{"round robin", "cascade", "chat", "agent", "10/s", "15/s", "measured"})
+			checkLayout(t, p, []string{"round robin", "cascade"})
 			again, err := tc.draw()
 			if err != nil || svg(t, again) != text || svg(t, p) != text {
 				t.Error("drawing twice gives different bytes")
@@ -231,16 +220,11 @@ func TestPictures(t *testing.T) {
 
 func TestNothingToDraw(t *testing.T) {
 	for name, draw := range map[string]func() (Picture, error){
-		"ratios of none":        func() (Picture, error) { return Ratios("cells", "x", "y", []Series{{"chat", []XY{{0, 1}}}}, XY{1, 1}) },
 		"distribution of none":  func() (Picture, error) { return Distribution(nil, TTFT) },
 		"distribution of empty": func() (Picture, error) { return Distribution(make([]replay.Result, 2), TTFT) },
 		"bars":                  func() (Picture, error) { return ByLength(make([]replay.Result, 1), TTFT) },
 		"timeline":              func() (Picture, error) { return Timeline(make([]replay.Result, 1)) },
 		"predictions":           func() (Picture, error) { return PredictionPicture(profiling.Fitted{}) },
-		"intervals": func() (Picture, error) {
-			return Intervals([]Panel{{Figure: "x", Systems: []string{"a"}, Series: []IntervalSeries{{"y", make([]Interval, 1)}}}})
-		},
-		"fitted": func() (Picture, error) { return Fitted("", "", "", nil, 0, 0) },
 	} {
 		if _, err := draw(); !errors.Is(err, ErrNoData) {
 			t.Errorf("%s: %v", name, err)
@@ -249,7 +233,8 @@ func TestNothingToDraw(t *testing.T) {
 	if _, err := Plan("None", policies.Plan{}, nil); err == nil {
 		t.Error("an invalid plan is drawn")
 	}
-	if _, err := Fitted("", "", "", []XY{{1, math.NaN()}}, 0, 0); err == nil {
+	nan := Chart{Draw: func(g *Grid) { g.Dot(XY{1, math.NaN()}, SeriesStyle(0)) }}
+	if _, err := (Figure{Charts: []Chart{nan}}).Draw(); err == nil {
 		t.Error("no number is drawn")
 	}
 	for _, table := range []Table{Runs(nil), Latencies(nil), Classes(nil), Stages(replay.Result{})} {

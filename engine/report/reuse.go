@@ -103,14 +103,14 @@ func ReusePicture(results []replay.Result) (Picture, error) {
 		label  func(float64) string
 	}{
 		{fmt.Sprintf("prompt tokens found in prefix caches (ideal: %s)", percent(ideal)), hits, shortShare},
-		{"load CV between the replicas of a stage", spreads, shortCount},
+		{"load CV between the replicas of a stage", spreads, ShortCount},
 	} {
 		f.Charts = append(f.Charts, Chart{
-			X: linearAxis(panel.axis, 0, max(1.03*slices.Max(panel.values), 0.01), panel.label), Y: nameAxis("", systems, true),
+			X: LinearAxis(panel.axis, 0, max(1.03*slices.Max(panel.values), 0.01), panel.label), Y: NameAxis("", systems, true),
 			Height: 12 + 20*float64(len(systems)), Draw: func(g *Grid) {
 				for i, v := range panel.values {
 					row := float64(len(systems) - 1 - i) // the first system is at the top
-					g.Box(XY{0, row - 0.3}, XY{v, row + 0.3}, series(i), 1)
+					g.Box(XY{0, row - 0.3}, XY{v, row + 0.3}, SeriesStyle(i), 1)
 				}
 			},
 		})

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/cascade-lab/internal/costfit"
+	"github.com/cascadeinfer/cascade/cmd/cascade-lab/internal/interval"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/replay"
-	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/engine/sim"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/internal/testkit"
@@ -305,7 +305,7 @@ func TestComparePrediction(t *testing.T) {
 // page says.
 func TestWordsFollowFigures(t *testing.T) {
 	in := inputs(t)
-	in.Size.RouterSeeds = report.MinRuns
+	in.Size.RouterSeeds = interval.MinRuns
 	e := testkit.Must(New(in))
 	outcome := func(policy string, seed uint64) Outcome {
 		noise := 1 + 0.01*float64(seed)

@@ -5,6 +5,7 @@ import (
 	"math"
 	"strings"
 
+	"github.com/cascadeinfer/cascade/cmd/cascade-lab/internal/interval"
 	"github.com/cascadeinfer/cascade/engine/report"
 )
 
@@ -121,12 +122,12 @@ func values(outcomes []Outcome, m metric) []float64 {
 
 // mean returns the mean of a metric.
 func mean(outcomes []Outcome, m metric) float64 {
-	return report.Mean(values(outcomes, m)).Mean
+	return interval.Mean(values(outcomes, m)).Mean
 }
 
 // ratioOf compares two systems that served the same requests.
-func ratioOf(a, b []Outcome, m metric) report.Interval {
-	return report.Ratio(values(a, m), values(b, m))
+func ratioOf(a, b []Outcome, m metric) interval.Interval {
+	return interval.Ratio(values(a, m), values(b, m))
 }
 
 // joinWords joins words as in a sentence.

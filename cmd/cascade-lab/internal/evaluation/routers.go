@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/cascadeinfer/cascade/cmd/cascade-lab/internal/interval"
 	"github.com/cascadeinfer/cascade/cmd/cascade-lab/internal/webpage"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/report"
@@ -44,25 +45,25 @@ type verdict struct {
 	point
 	metric metric
 	rival  string
-	ratio  report.Interval // of Cascade over the rival
+	ratio  interval.Interval // of Cascade over the rival
 }
 
 // margin is the relative difference below which a verdict would say nothing to a reader, however sure it is.
 const margin = 0.01
 
 // judge returns Above or Below 1 as worse or better for the reader: Below is better.
-func (v verdict) judge() report.Verdict {
-	better, worse := report.Below, report.Above
+func (v verdict) judge() interval.Verdict {
+	better, worse := interval.Below, interval.Above
 	if v.metric.higher {
 		better, worse = worse, better
 	}
 	switch {
-	case v.ratio.Against(1-margin) == report.Below:
+	case v.ratio.Against(1-margin) == interval.Below:
 		return better
-	case v.ratio.Against(1+margin) == report.Above:
+	case v.ratio.Against(1+margin) == interval.Above:
 		return worse
 	}
-	return report.Undecided
+	return interval.Undecided
 }
 
 // points lists the places of the comparison.
@@ -231,7 +232,7 @@ func reuseCells(outcomes []Outcome) []string {
 }
 
 // formatRatio prints a ratio with its interval.
-func formatRatio(r report.Interval) string {
+func formatRatio(r interval.Interval) string {
 	switch r.Runs {
 	case 0:
 		return "–"
@@ -245,9 +246,9 @@ func formatRatio(r report.Interval) string {
 func (v verdict) cell() string {
 	text := formatRatio(v.ratio) + " " + v.rival
 	switch v.judge() {
-	case report.Below:
+	case interval.Below:
 		text += ", better"
-	case report.Above:
+	case interval.Above:
 		text += ", worse"
 	}
 	return text

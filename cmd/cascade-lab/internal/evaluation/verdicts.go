@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cascadeinfer/cascade/cmd/cascade-lab/internal/interval"
 	"github.com/cascadeinfer/cascade/cmd/cascade-lab/internal/webpage"
 	"github.com/cascadeinfer/cascade/engine/report"
 )
@@ -20,9 +21,9 @@ func tallyOf(verdicts []verdict, which func(verdict) bool) (t tally) {
 			continue
 		}
 		switch v.judge() {
-		case report.Below:
+		case interval.Below:
 			t.better++
-		case report.Above:
+		case interval.Above:
 			t.worse++
 		default:
 			t.undecided++
@@ -34,7 +35,7 @@ func tallyOf(verdicts []verdict, which func(verdict) bool) (t tally) {
 // countVerdicts sums all verdicts up.
 func countVerdicts(verdicts []verdict, size Size) string {
 	t := tallyOf(verdicts, func(verdict) bool { return true })
-	if size.RouterSeeds < report.MinRuns {
+	if size.RouterSeeds < interval.MinRuns {
 		return "No comparison with a router is decided: there are too few seeds."
 	}
 	return fmt.Sprintf("Against the best of %s at each point, by each figure on its own, Cascade is better in %d of %d comparisons, worse in %d, and in %d the intervals do not decide.", joinWords(rivals), t.better, t.total(), t.worse, t.undecided)
@@ -43,11 +44,11 @@ func countVerdicts(verdicts []verdict, size Size) string {
 // verdictSection says where Cascade loses: by figure, and the worst places first.
 func verdictSection(verdicts []verdict, size Size) webpage.Section {
 	s := webpage.Section{ID: "losses", Title: "Where Cascade loses"}
-	if size.RouterSeeds < report.MinRuns {
-		s.Paragraphs = append(s.Paragraphs, fmt.Sprintf("No verdicts: they need %d seeds, and this report has %d. The ratios are below, by workload.", report.MinRuns, size.RouterSeeds))
+	if size.RouterSeeds < interval.MinRuns {
+		s.Paragraphs = append(s.Paragraphs, fmt.Sprintf("No verdicts: they need %d seeds, and this report has %d. The ratios are below, by workload.", interval.MinRuns, size.RouterSeeds))
 		return s
 	}
-	losses := slices.DeleteFunc(slices.Clone(verdicts), func(v verdict) bool { return v.judge() != report.Above })
+	losses := slices.DeleteFunc(slices.Clone(verdicts), func(v verdict) bool { return v.judge() != interval.Above })
 	slices.SortStableFunc(losses, func(a, b verdict) int { return cmp.Compare(b.loss(), a.loss()) })
 	const most = 25
 	if len(losses) == 0 {

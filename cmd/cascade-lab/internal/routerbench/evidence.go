@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/cascadeinfer/cascade/cmd/cascade-lab/internal/interval"
 	"github.com/cascadeinfer/cascade/engine/replay"
-	"github.com/cascadeinfer/cascade/engine/report"
 )
 
 // figure is a number that tables compare between runs.
@@ -66,11 +66,11 @@ type summary struct {
 	Failed    int `json:"failed"`
 	Truncated int `json:"truncated"` // answered with fewer tokens than asked for
 	// Idle is the least idle share of the machine of any run, void ones included; −1 if unknown.
-	Idle    float64                    `json:"idle_cpu"`
-	Figures map[string]report.Interval `json:"figures"`
+	Idle    float64                      `json:"idle_cpu"`
+	Figures map[string]interval.Interval `json:"figures"`
 	// Shares are the figures of the prefix caches, where prompts share prefixes, and the attainment of the
 	// SLO.
-	Shares map[string]report.Interval `json:"shares"`
+	Shares map[string]interval.Interval `json:"shares"`
 }
 
 // summarise returns a summary per rate and contestant, in that order. Void runs count in no figure.
@@ -78,7 +78,7 @@ func summarise(contestants []string, rates []float64, runs map[cell]run) []summa
 	var out []summary
 	for _, rate := range rates {
 		for _, name := range contestants {
-			s := summary{Contestant: name, Rate: rate, Idle: -1, Figures: map[string]report.Interval{}, Shares: map[string]report.Interval{}}
+			s := summary{Contestant: name, Rate: rate, Idle: -1, Figures: map[string]interval.Interval{}, Shares: map[string]interval.Interval{}}
 			values, shares := map[string][]float64{}, map[string][]float64{}
 			for _, r := range sortBySeed(runs) {
 				if r.Contestant != name || r.Rate != rate {
@@ -101,10 +101,10 @@ func summarise(contestants []string, rates []float64, runs map[cell]run) []summa
 				addShares(shares, r.Result)
 			}
 			for name, v := range shares {
-				s.Shares[name] = report.Mean(v)
+				s.Shares[name] = interval.Mean(v)
 			}
 			for name, v := range values {
-				s.Figures[name] = report.Mean(v)
+				s.Figures[name] = interval.Mean(v)
 			}
 			out = append(out, s)
 		}
@@ -144,8 +144,8 @@ type comparison struct {
 	Rival  string  `json:"rival"`
 	Figure string  `json:"figure"`
 	// Ratio is the subject's figure over the rival's, seed by seed.
-	Ratio report.Interval `json:"ratio"`
-	Seeds int             `json:"seeds"` // with valid runs of both
+	Ratio interval.Interval `json:"ratio"`
+	Seeds int               `json:"seeds"` // with valid runs of both
 	// Verdict is better or worse; absent if the interval contains 1, if the figure was not
 	// measured, or if Withheld gives a reason.
 	Verdict  string `json:"verdict,omitempty"`
@@ -174,7 +174,7 @@ func compare(subject string, rivals []string, rates []float64, runs map[cell]run
 				for i := range a {
 					x, y = append(x, f.of(a[i].Engine)), append(y, f.of(b[i].Engine))
 				}
-				c := comparison{Rate: rate, Rival: rival, Figure: f.Name, Ratio: report.Ratio(x, y), Seeds: len(a), Withheld: reason}
+				c := comparison{Rate: rate, Rival: rival, Figure: f.Name, Ratio: interval.Ratio(x, y), Seeds: len(a), Withheld: reason}
 				if reason == "" {
 					c.Verdict = judge(c.Ratio)
 				}
@@ -199,8 +199,8 @@ func pairResults(runs map[cell]run, rate float64, subject, rival string) (a, b [
 
 // withholdReason returns why two systems get no verdict; "" if they do.
 func withholdReason(x, y string, a, b []replay.Result) string {
-	if n := len(a); n < report.MinRuns {
-		return fmt.Sprintf("%d seeds, %d are needed", n, report.MinRuns)
+	if n := len(a); n < interval.MinRuns {
+		return fmt.Sprintf("%d seeds, %d are needed", n, interval.MinRuns)
 	}
 	for _, side := range []struct {
 		name    string
@@ -218,11 +218,11 @@ func withholdReason(x, y string, a, b []replay.Result) string {
 }
 
 // judge returns the verdict of a ratio of latencies; "" for none.
-func judge(ratio report.Interval) string {
+func judge(ratio interval.Interval) string {
 	switch ratio.Against(1) {
-	case report.Below:
+	case interval.Below:
 		return better
-	case report.Above:
+	case interval.Above:
 		return worse
 	}
 	return ""

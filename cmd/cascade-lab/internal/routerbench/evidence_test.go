@@ -8,8 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/cmd/cascade-lab/internal/interval"
 	"github.com/cascadeinfer/cascade/engine/replay"
-	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
@@ -168,7 +168,7 @@ func TestTables(t *testing.T) {
 		Summaries: summarise([]string{"a", "b", "c"}, []float64{10}, runs), Comparisons: compare("a", []string{"b", "c"}, []float64{10}, runs)}
 	var text bytes.Buffer
 	testkit.NoError(t, e.print(&text))
-	i := report.Mean([]float64{110, 120, 130, 140, 150})
+	i := interval.Mean([]float64{110, 120, 130, 140, 150})
 	for _, want := range []string{
 		fmt.Sprintf("130 ± %.1f", (i.High-i.Low)/2), "4 (+1 void)", "0 of 400", "50 %",
 		"× 0.50 (0.50–0.50) │", "better │", "× 1.00 (1.00–1.00) │", "No verdict on c at 10.0 requests/s: 4 seeds, 5 are needed.",

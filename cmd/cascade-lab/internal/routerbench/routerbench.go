@@ -27,9 +27,9 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/cascade-lab/internal/contestant"
+	"github.com/cascadeinfer/cascade/cmd/cascade-lab/internal/interval"
 	"github.com/cascadeinfer/cascade/cmd/cascade-lab/internal/runstore"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -45,7 +45,7 @@ func Run(ctx context.Context, args []string) error {
 		sample      = f.Int("one-conversation-in", 1, "keep one conversation of a trace in so many, so that a run of as many requests finds more turns whose prefixes it has seen")
 		rates       = f.String("rates", "10,20", "loads in requests/s of engine time, divided by commas")
 		contestants = f.String("contestants", "", "names divided by commas, the one to compare with the others first; empty: all")
-		seeds       = f.Int("seeds", report.MinRuns, "runs of each contestant at each load, with other requests each")
+		seeds       = f.Int("seeds", interval.MinRuns, "runs of each contestant at each load, with other requests each")
 		requests    = f.Int("requests", 500, "requests of each run")
 		replicas    = f.Int("replicas", 4, "emulated engines")
 		engines     = f.String("engines", "", "base URLs of engines that run already, divided by commas, instead of emulated ones; they need -speed 1")
@@ -118,7 +118,7 @@ func Run(ctx context.Context, args []string) error {
 func (m *matrix) validate() error {
 	switch {
 	case m.seeds < 1:
-		return fmt.Errorf("-seeds %d: must be at least 1, and %d for a verdict", m.seeds, report.MinRuns)
+		return fmt.Errorf("-seeds %d: must be at least 1, and %d for a verdict", m.seeds, interval.MinRuns)
 	case m.limit < 0:
 		return fmt.Errorf("-limit %v: must not be negative", m.limit)
 	case m.replicas < 1:

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/cascadeinfer/cascade/cmd/cascade-lab/internal/interval"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/internal/atomicfile"
@@ -28,7 +29,7 @@ type evidence struct {
 }
 
 // milliseconds prints an interval of seconds in ms, as the mean and half its width.
-func milliseconds(i report.Interval) string {
+func milliseconds(i interval.Interval) string {
 	switch i.Runs {
 	case 0:
 		return "–"
@@ -61,7 +62,7 @@ func (e evidence) figuresTable() report.Table {
 		t.Rows = append(t.Rows, append(row, fmt.Sprintf("%d of %d", s.Failed, s.Requests), idle))
 	}
 	t.Notes = append(t.Notes, fmt.Sprintf("Mean over seeds ± half of the %.0f %% interval (Student's t). CPU idle is the least of any run; the runs of a machine with less than 30 %% are void and count in no figure. "+
-		"Normalised latency is end to end, per token received; the longest decile is the tenth of the requests with the longest prompts, by its normalised latency.", 100*report.Level))
+		"Normalised latency is end to end, per token received; the longest decile is the tenth of the requests with the longest prompts, by its normalised latency.", 100*interval.Level))
 	t.Notes = append(t.Notes, e.Conditions...)
 	return t
 }
@@ -94,7 +95,7 @@ func (e evidence) sharesTable() report.Table {
 }
 
 // shareCell prints a share in percent, the load CV as it is.
-func shareCell(name string, i report.Interval) string {
+func shareCell(name string, i interval.Interval) string {
 	if i.Runs == 0 {
 		return "–"
 	}
@@ -129,7 +130,7 @@ func (e evidence) verdictsTable() report.Table {
 		}
 	}
 	t.Notes = append([]string{fmt.Sprintf("The ratio is %s over rival, below 1 is faster: the geometric mean over the seeds that both have served, and its %.0f %% interval. "+
-		"A verdict, better or worse, is given only where the whole interval is on one side of 1, of at least %d seeds. Each is of one figure: of 20 figures of equal systems, one is expected to differ.", e.Subject, 100*report.Level, report.MinRuns)}, t.Notes...)
+		"A verdict, better or worse, is given only where the whole interval is on one side of 1, of at least %d seeds. Each is of one figure: of 20 figures of equal systems, one is expected to differ.", e.Subject, 100*interval.Level, interval.MinRuns)}, t.Notes...)
 	return t
 }
 
@@ -150,24 +151,24 @@ func ratioCell(c comparison) string {
 
 // picture draws the figures of all contestants.
 func (e evidence) picture() (report.Picture, error) {
-	var panels []report.Panel
+	var panels []interval.Panel
 	for _, f := range figures {
-		p := report.Panel{Figure: f.Name, Systems: e.contestants}
-		p.Series = e.seriesByRate(func(s summary) report.Interval { return s.Figures[f.Name] })
+		p := interval.Panel{Figure: f.Name, Systems: e.contestants}
+		p.Series = e.seriesByRate(func(s summary) interval.Interval { return s.Figures[f.Name] })
 		panels = append(panels, p)
 	}
 	for _, f := range reuseFigures {
-		p := report.Panel{Figure: f.Name, Systems: e.contestants, Plain: true}
-		p.Series = e.seriesByRate(func(s summary) report.Interval { return s.Shares[f.Name] })
+		p := interval.Panel{Figure: f.Name, Systems: e.contestants, Plain: true}
+		p.Series = e.seriesByRate(func(s summary) interval.Interval { return s.Shares[f.Name] })
 		panels = append(panels, p)
 	}
-	return report.Intervals(panels)
+	return interval.Draw(panels)
 }
 
 // seriesByRate returns a series for each rate, with a figure of each contestant.
-func (e evidence) seriesByRate(figure func(summary) report.Interval) (all []report.IntervalSeries) {
+func (e evidence) seriesByRate(figure func(summary) interval.Interval) (all []interval.Series) {
 	for _, rate := range e.rates {
-		series := report.IntervalSeries{Name: report.FormatNumber(rate) + " requests/s"}
+		series := interval.Series{Name: report.FormatNumber(rate) + " requests/s"}
 		for _, s := range e.Summaries {
 			if s.Rate == rate {
 				series.Intervals = append(series.Intervals, figure(s))

@@ -1,9 +1,8 @@
-package report
+package interval
 
 import (
 	"math"
 	"math/rand/v2"
-	"slices"
 	"testing"
 )
 
@@ -90,34 +89,5 @@ func TestVerdict(t *testing.T) {
 		if got := c.i.Against(1); got != c.want {
 			t.Errorf("%+v: %v, want %v", c.i, got, c.want)
 		}
-	}
-}
-
-// TestBootstrapIsTooNarrow shows why the intervals are not percentiles of a bootstrap: of five runs, those contain the
-// mean far less often than they claim.
-func TestBootstrapIsTooNarrow(t *testing.T) {
-	rng := rand.New(rand.NewPCG(3, 4))
-	const samples, runs, resamples = 1000, 5, 400
-	covered := 0
-	for range samples {
-		values := make([]float64, runs)
-		for i := range values {
-			values[i] = 10 + 3*rng.NormFloat64()
-		}
-		means := make([]float64, resamples)
-		for i := range means {
-			for range runs {
-				means[i] += values[rng.IntN(runs)] / runs
-			}
-		}
-		slices.Sort(means)
-		if means[resamples*25/1000] <= 10 && 10 <= means[resamples*975/1000] {
-			covered++
-		}
-	}
-	share := float64(covered) / samples
-	t.Logf("%.3f of the bootstrap's intervals contain the mean", share)
-	if share > 0.88 {
-		t.Errorf("%.3f of the bootstrap's intervals contain the mean", share)
 	}
 }

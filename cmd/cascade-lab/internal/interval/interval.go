@@ -1,4 +1,5 @@
-package report
+// Package interval estimates means from repeated runs, decides whether two systems differ, and draws the estimates.
+package interval
 
 import (
 	"math"
