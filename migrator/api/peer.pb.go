@@ -503,7 +503,6 @@ func (*Envelope_Arrivals) isEnvelope_Body() {}
 // migrate by re-prompting.
 type Hello struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	MarketVersion uint32                 `protobuf:"varint,1,opt,name=market_version,json=marketVersion,proto3" json:"market_version,omitempty"`
 	TransferMin   uint32                 `protobuf:"varint,2,opt,name=transfer_min,json=transferMin,proto3" json:"transfer_min,omitempty"`
 	TransferMax   uint32                 `protobuf:"varint,3,opt,name=transfer_max,json=transferMax,proto3" json:"transfer_max,omitempty"`
 	Incarnation   uint64                 `protobuf:"varint,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of the process: grows with every start
@@ -540,13 +539,6 @@ func (x *Hello) ProtoReflect() protoreflect.Message {
 // Deprecated: Use Hello.ProtoReflect.Descriptor instead.
 func (*Hello) Descriptor() ([]byte, []int) {
 	return file_migrator_api_peer_proto_rawDescGZIP(), []int{5}
-}
-
-func (x *Hello) GetMarketVersion() uint32 {
-	if x != nil {
-		return x.MarketVersion
-	}
-	return 0
 }
 
 func (x *Hello) GetTransferMin() uint32 {
@@ -726,14 +718,11 @@ func (x *Handover) GetCause() uint32 {
 // all others.
 type Summary struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
-	Sequence uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	Held     int64                  `protobuf:"varint,2,opt,name=held,proto3" json:"held,omitempty"`
 	Promised int64                  `protobuf:"varint,3,opt,name=promised,proto3" json:"promised,omitempty"`
 	Incoming int64                  `protobuf:"varint,4,opt,name=incoming,proto3" json:"incoming,omitempty"`
-	Capacity int64                  `protobuf:"varint,5,opt,name=capacity,proto3" json:"capacity,omitempty"`
 	Draining bool                   `protobuf:"varint,6,opt,name=draining,proto3" json:"draining,omitempty"`
 	Running  uint32                 `protobuf:"varint,7,opt,name=running,proto3" json:"running,omitempty"`
-	Waiting  uint32                 `protobuf:"varint,8,opt,name=waiting,proto3" json:"waiting,omitempty"`
 	// The requests that run on the replica, prompt and present length of each; only to the
 	// replicas of the stage before its own, while boundaries are refined.
 	Inputs  []int64 `protobuf:"varint,9,rep,packed,name=inputs,proto3" json:"inputs,omitempty"`
@@ -787,13 +776,6 @@ func (*Summary) Descriptor() ([]byte, []int) {
 	return file_migrator_api_peer_proto_rawDescGZIP(), []int{8}
 }
 
-func (x *Summary) GetSequence() uint64 {
-	if x != nil {
-		return x.Sequence
-	}
-	return 0
-}
-
 func (x *Summary) GetHeld() int64 {
 	if x != nil {
 		return x.Held
@@ -815,13 +797,6 @@ func (x *Summary) GetIncoming() int64 {
 	return 0
 }
 
-func (x *Summary) GetCapacity() int64 {
-	if x != nil {
-		return x.Capacity
-	}
-	return 0
-}
-
 func (x *Summary) GetDraining() bool {
 	if x != nil {
 		return x.Draining
@@ -832,13 +807,6 @@ func (x *Summary) GetDraining() bool {
 func (x *Summary) GetRunning() uint32 {
 	if x != nil {
 		return x.Running
-	}
-	return 0
-}
-
-func (x *Summary) GetWaiting() uint32 {
-	if x != nil {
-		return x.Waiting
 	}
 	return 0
 }
@@ -1118,8 +1086,7 @@ func (x *Arrivals) GetRequests() []*WaitingRequest {
 // requests it holds.
 type Heartbeat struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Echo          uint64                 `protobuf:"varint,2,opt,name=echo,proto3" json:"echo,omitempty"` // the highest sequence seen from the receiver
+	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"` // 0 marks an answer
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1157,13 +1124,6 @@ func (*Heartbeat) Descriptor() ([]byte, []int) {
 func (x *Heartbeat) GetSequence() uint64 {
 	if x != nil {
 		return x.Sequence
-	}
-	return 0
-}
-
-func (x *Heartbeat) GetEcho() uint64 {
-	if x != nil {
-		return x.Echo
 	}
 	return 0
 }
@@ -1645,13 +1605,12 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\asummary\x18\x06 \x01(\v2\x1c.cascade.migrator.v1.SummaryH\x00R\asummary\x12>\n" +
 	"\theartbeat\x18\a \x01(\v2\x1e.cascade.migrator.v1.HeartbeatH\x00R\theartbeat\x12;\n" +
 	"\barrivals\x18\b \x01(\v2\x1d.cascade.migrator.v1.ArrivalsH\x00R\barrivalsB\x06\n" +
-	"\x04body\"\xcc\x01\n" +
-	"\x05Hello\x12%\n" +
-	"\x0emarket_version\x18\x01 \x01(\rR\rmarketVersion\x12!\n" +
+	"\x04body\"\xab\x01\n" +
+	"\x05Hello\x12!\n" +
 	"\ftransfer_min\x18\x02 \x01(\rR\vtransferMin\x12!\n" +
 	"\ftransfer_max\x18\x03 \x01(\rR\vtransferMax\x12 \n" +
 	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\x124\n" +
-	"\btopology\x18\x05 \x01(\v2\x18.cascade.xds.v1.TopologyR\btopology\"\xbe\x01\n" +
+	"\btopology\x18\x05 \x01(\v2\x18.cascade.xds.v1.TopologyR\btopologyJ\x04\b\x01\x10\x02\"\xbe\x01\n" +
 	"\x06Market\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x16\n" +
 	"\x06seller\x18\x02 \x01(\tR\x06seller\x12\x16\n" +
@@ -1662,16 +1621,13 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\bHandover\x12\x18\n" +
 	"\arequest\x18\x01 \x01(\tR\arequest\x12\x16\n" +
 	"\x06length\x18\x02 \x01(\x03R\x06length\x12\x14\n" +
-	"\x05cause\x18\x03 \x01(\rR\x05cause\"\x9b\x04\n" +
-	"\aSummary\x12\x1a\n" +
-	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x12\n" +
+	"\x05cause\x18\x03 \x01(\rR\x05cause\"\xdb\x03\n" +
+	"\aSummary\x12\x12\n" +
 	"\x04held\x18\x02 \x01(\x03R\x04held\x12\x1a\n" +
 	"\bpromised\x18\x03 \x01(\x03R\bpromised\x12\x1a\n" +
 	"\bincoming\x18\x04 \x01(\x03R\bincoming\x12\x1a\n" +
-	"\bcapacity\x18\x05 \x01(\x03R\bcapacity\x12\x1a\n" +
 	"\bdraining\x18\x06 \x01(\bR\bdraining\x12\x18\n" +
-	"\arunning\x18\a \x01(\rR\arunning\x12\x18\n" +
-	"\awaiting\x18\b \x01(\rR\awaiting\x12\x16\n" +
+	"\arunning\x18\a \x01(\rR\arunning\x12\x16\n" +
 	"\x06inputs\x18\t \x03(\x03R\x06inputs\x12\x18\n" +
 	"\alengths\x18\n" +
 	" \x03(\x03R\alengths\x12\x1a\n" +
@@ -1682,7 +1638,7 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\aprompts\x18\x0f \x03(\v2#.cascade.migrator.v1.WaitingRequestR\aprompts\x12\x12\n" +
 	"\x04used\x18\x10 \x01(\x03R\x04used\x12\x1d\n" +
 	"\n" +
-	"age_micros\x18\x11 \x01(\x03R\tageMicros\"\x8c\x01\n" +
+	"age_micros\x18\x11 \x01(\x03R\tageMicrosJ\x04\b\x01\x10\x02J\x04\b\x05\x10\x06J\x04\b\b\x10\t\"\x8c\x01\n" +
 	"\fRunningGroup\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\x03R\x05count\x12\x16\n" +
 	"\x06length\x18\x02 \x01(\x03R\x06length\x12\x18\n" +
@@ -1698,10 +1654,9 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\x06weight\x18\x05 \x01(\x02R\x06weight\x12!\n" +
 	"\ffirst_weight\x18\x06 \x01(\x02R\vfirstWeight\"K\n" +
 	"\bArrivals\x12?\n" +
-	"\brequests\x18\x01 \x03(\v2#.cascade.migrator.v1.WaitingRequestR\brequests\";\n" +
+	"\brequests\x18\x01 \x03(\v2#.cascade.migrator.v1.WaitingRequestR\brequests\"-\n" +
 	"\tHeartbeat\x12\x1a\n" +
-	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x12\n" +
-	"\x04echo\x18\x02 \x01(\x04R\x04echo\"\xec\a\n" +
+	"\bsequence\x18\x01 \x01(\x04R\bsequenceJ\x04\b\x02\x10\x03\"\xec\a\n" +
 	"\bTransfer\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x16\n" +
 	"\x06seller\x18\x02 \x01(\tR\x06seller\x12\x16\n" +

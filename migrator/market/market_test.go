@@ -194,18 +194,6 @@ func TestDoesNotReceive(t *testing.T) {
 	}
 }
 
-// TestOccupancyByEngine checks that summaries have the size of the KV cache that the engine reports.
-func TestOccupancyByEngine(t *testing.T) {
-	load := policies.Load{Held: 22_549, Promised: 10, Engine: policies.EngineLoad{Capacity: 8192, KVUsed: 4000}}
-	m, network := newTwoStages(t, func(c *Config) { c.Capacity, c.Load = 1<<20, func() policies.Load { return load } })
-	m.scan()
-	network.sent = nil
-	m.sendSummaries()
-	if s := network.sent[0].GetSummary(); s.GetHeld() != 22_549 || s.GetCapacity() != 8192 {
-		t.Errorf("summary %v", s)
-	}
-}
-
 // recorder is an Executor that records its actions.
 type recorder struct{ done []bidask.Action }
 

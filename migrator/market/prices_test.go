@@ -171,7 +171,7 @@ func TestPeerWithoutStateIsNotIdle(t *testing.T) {
 		m := pricedMarket(t, &sent, func() []frontend.LocalLeg { return nil })
 		running := frontend.LocalLeg{Name: "x", Request: policies.Request{Input: 1000, Output: 20}, Last: time.Now()}
 		m.updateOwnState([]frontend.LocalLeg{running}, policies.Load{})
-		for _, s := range []*api.Summary{{Held: 60_000, Running: 20}, {Promised: 50_000, Cached: 10_000, Waiting: 4}} {
+		for _, s := range []*api.Summary{{Held: 60_000, Running: 20}, {Promised: 50_000, Cached: 10_000}} {
 			m.ReceiveSummary("b", s)
 			if at := m.Place(policies.Request{Input: 2000}, nil); at.Replica != "" {
 				t.Errorf("placed at %q, which has reported %v", at.Replica, s)

@@ -51,17 +51,14 @@ func (m *Market) sendSummaries() {
 	if retired {
 		return
 	}
-	s := bidask.Situation{Load: m.cfg.Load(), Capacity: m.cfg.Capacity}
-	load := s.Load
+	load := m.cfg.Load()
 	m.updatePrefixes()
 	m.sendArrivals()
 	m.updateOwnState(m.cfg.Residents(), load)
 	m.summarySequence++
 	summary := &api.Summary{
-		Sequence: m.summarySequence, Held: int64(load.Held), Promised: int64(load.Promised),
-		Incoming: int64(m.trader.Incoming()), Capacity: int64(s.KVCapacity()), Draining: m.leaving,
-		Running: uint32(load.Running), Waiting: uint32(load.Waiting),
-		Cached: int64(load.Cached),
+		Held: int64(load.Held), Promised: int64(load.Promised), Incoming: int64(m.trader.Incoming()), Draining: m.leaving,
+		Running: uint32(load.Running), Cached: int64(load.Cached),
 	}
 	m.encodeState(summary)
 	var stage, before, others []policies.ReplicaID

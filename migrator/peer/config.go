@@ -22,11 +22,10 @@ import (
 // as much for each checksum of up to 180 regions per block.
 const MaxEnvelope = 8 << 20
 
-// Protocol versions of this build.
+// Versions of the transfer protocol that this build supports.
 const (
-	MarketVersion = 1
-	TransferMin   = 1
-	TransferMax   = 1
+	TransferMin = 1
+	TransferMax = 1
 )
 
 // Defaults and limits.

@@ -56,7 +56,7 @@
 //
 // # Versions
 //
-// Fields are only ever added. A receiver ignores unknown fields, and counts and drops an
-// envelope whose whole body is unknown. The Hello contains the supported versions of the
-// transfer protocol; see PeerStatus.
+// Fields are only ever added. A receiver ignores unknown fields, and drops an envelope
+// whose whole body is unknown. The Hello contains the supported versions of the transfer
+// protocol.
 package peer

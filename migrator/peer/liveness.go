@@ -77,7 +77,6 @@ func (n *Network) checkPeers(now time.Time, beats bool) (gone, back []policies.R
 			next = end
 		}
 		if beats {
-			p.sequence++
 			n.queueHeartbeatLocked(p)
 		}
 	}
@@ -89,11 +88,7 @@ func (n *Network) queueHeartbeatLocked(p *peer) {
 	if p.address == "" {
 		return
 	}
-	b := &api.Heartbeat{Sequence: p.sequence}
-	if in := p.streams[p.reached]; p.connected && in != nil {
-		b.Echo = in.lastSequence
-	}
-	p.push(queuedEnvelope{envelope: n.newHeartbeat(p, b), queuedAt: time.Now()}, n.cfg.QueueSize)
+	p.push(queuedEnvelope{envelope: n.newHeartbeat(p, 1), queuedAt: time.Now()}, n.cfg.QueueSize)
 	n.ensureStreamLocked(p)
 }
 
@@ -105,9 +100,8 @@ func (n *Network) replyToHeartbeatLocked(p *peer, in *incoming, b *api.Heartbeat
 	if b.GetSequence() == 0 {
 		return // a reply of a version that replies on its own stream
 	}
-	in.lastSequence = max(in.lastSequence, b.GetSequence())
 	select {
-	case in.heartbeatReply <- n.newHeartbeat(p, &api.Heartbeat{Echo: in.lastSequence}):
+	case in.heartbeatReply <- n.newHeartbeat(p, 0):
 	default:
 	}
 }
@@ -117,7 +111,6 @@ func (n *Network) handleHeartbeatReply(p *peer) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.recordAliveLocked(p)
-	p.received++
 }
 
 // recordAliveLocked records that something arrived from a peer.
@@ -132,6 +125,6 @@ func (n *Network) recordAliveLocked(p *peer) {
 // recordHeard restarts the timeout of a peer.
 func (p *peer) recordHeard(now time.Time) { p.lastHeard, p.missedBeats = now, 0 }
 
-func (n *Network) newHeartbeat(p *peer, b *api.Heartbeat) *api.Envelope {
-	return &api.Envelope{From: string(n.cfg.Self), To: string(p.id), Body: &api.Envelope_Heartbeat{Heartbeat: b}}
+func (n *Network) newHeartbeat(p *peer, sequence uint64) *api.Envelope {
+	return &api.Envelope{From: string(n.cfg.Self), To: string(p.id), Body: &api.Envelope_Heartbeat{Heartbeat: &api.Heartbeat{Sequence: sequence}}}
 }

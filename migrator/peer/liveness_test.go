@@ -136,7 +136,7 @@ func waitForGone(t *testing.T, n *node, most time.Duration) time.Duration {
 	select {
 	case <-n.gone:
 	case <-time.After(most):
-		t.Errorf("not gone after %v: %+v", most, n.Status().Peers)
+		t.Errorf("not gone after %v: a peer of %s", most, n.cfg.Self)
 	}
 	return time.Since(since)
 }
@@ -148,28 +148,16 @@ func TestBeats(t *testing.T) {
 		setAllPeers(a, b)
 		a.Watch([]policies.ReplicaID{"b", "a"})
 		time.Sleep(10*time.Second + defaultInterval/2)
-		// One Heartbeat each way per interval, and neither is passed to Handle.
-		before := a.peer("b")
-		time.Sleep(10 * defaultInterval)
-		after := a.peer("b")
-		if sent, received := after.Sent-before.Sent, after.Received-before.Received; sent != 10 || received != 10 || len(a.came)+len(b.came) != 0 {
-			t.Errorf("%d Beats sent, %d answered in ten intervals; %d handled", sent, received, len(a.came)+len(b.came))
+		// A Heartbeat is answered in each interval, and none is passed to Handle.
+		if p := a.peer("b"); !p.watched || time.Since(p.lastHeard) > defaultInterval || b.peer("a").watched || len(a.came)+len(b.came) != 0 {
+			t.Errorf("%+v; %d handled", p, len(a.came)+len(b.came))
 		}
-		if !after.Watched || after.SinceHeard > defaultInterval || b.peer("a").Watched {
-			t.Errorf("%+v", after)
-		}
-		// Watching each other takes no more Heartbeats; each is answered.
 		b.Watch([]policies.ReplicaID{"a"})
-		time.Sleep(10 * defaultInterval)
-		both := a.peer("b")
-		if sent, received := both.Sent-after.Sent, both.Received-after.Received; sent < 9 || sent > 11 || received < 18 || received > 22 {
-			t.Errorf("%d Beats sent, %d Beats and answers received in ten intervals", sent, received)
-		}
 		// No peer is watched: the streams are closed and nothing is sent.
 		a.Watch(nil)
 		b.Watch(nil)
 		time.Sleep(2 * defaultIdle)
-		if p := a.peer("b"); p.Connected || p.Incoming != 0 || p.Watched {
+		if p := a.peer("b"); p.connected || p.incoming != 0 || p.watched {
 			t.Errorf("unwatched: %+v", p)
 		}
 		a.Send("b", market(1))

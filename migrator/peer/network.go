@@ -30,7 +30,6 @@ type Network struct {
 	peers    map[policies.ReplicaID]*peer
 	incoming int // open streams of peers
 	fetches  int // calls of FetchKV and FetchPrefix of peers
-	refused  Refused
 }
 
 // peer is the state of one replica, guarded by Network.mu.
@@ -51,8 +50,6 @@ type peer struct {
 	cancelStream   context.CancelCauseFunc // ends the current stream; nil if there is none
 	queue          []queuedEnvelope
 	bytes          int // of queue
-	sent           uint64
-	dropped        uint64 // queued or rejected, never sent
 	refusals       int    // consecutive refused connections
 	localFault     bool   // the last dial failed for a reason of this process
 
@@ -61,12 +58,10 @@ type peer struct {
 	hello        *api.Hello           // of the greatest incarnation, nil before the first
 	lastHeard    time.Time            // when anything last arrived
 	missedBeats  int                  // heartbeat intervals since then
-	received     uint64
 	gone         bool
 	endPending   bool   // the known process has ended; PeerGone must be called
 	goneReported bool   // PeerGone was called, and nothing has arrived since
 	backPending  bool   // something arrived after that; PeerBack must be called
-	sequence     uint64 // of the last own Heartbeat
 }
 
 // queuedEnvelope is an envelope in a queue.
@@ -177,16 +172,12 @@ func (n *Network) Send(to policies.ReplicaID, e *api.Envelope) {
 	size := proto.Size(out)
 	if size > MaxEnvelope {
 		n.log.Error("envelope too large to be sent", "peer", string(to), "bytes", size, "max", MaxEnvelope)
+		return
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	p := n.peers[to]
-	switch {
-	case p == nil || p.address == "":
-		n.refused.UnknownPeer++
-	case size > MaxEnvelope:
-		p.dropped++
-	default:
+	if p != nil && p.address != "" {
 		p.push(queuedEnvelope{envelope: out, bytes: size, queuedAt: time.Now()}, n.cfg.QueueSize)
 		n.ensureStreamLocked(p)
 	}
@@ -196,7 +187,6 @@ func (n *Network) Send(to policies.ReplicaID, e *api.Envelope) {
 func (p *peer) push(w queuedEnvelope, most int) {
 	for len(p.queue) >= most || len(p.queue) > 0 && p.bytes+w.bytes > queueBytes {
 		p.pop()
-		p.dropped++
 	}
 	p.queue = append(p.queue, w)
 	p.bytes += w.bytes
@@ -282,5 +272,5 @@ func (n *Network) wakeLiveness() {
 
 // hello returns the Hello of this process.
 func (n *Network) hello() *api.Hello {
-	return &api.Hello{MarketVersion: MarketVersion, TransferMin: TransferMin, TransferMax: TransferMax, Incarnation: n.cfg.Incarnation, Topology: n.cfg.Topology()}
+	return &api.Hello{TransferMin: TransferMin, TransferMax: TransferMax, Incarnation: n.cfg.Incarnation, Topology: n.cfg.Topology()}
 }

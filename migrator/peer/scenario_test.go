@@ -106,7 +106,7 @@ func (s *scenario) do(t *testing.T, d *datadriven.TestData) string {
 		time.Sleep(length)
 	case "state":
 		p := process.peer(policies.ReplicaID(args[1]))
-		fmt.Fprintf(&out, "connected %v, %d incoming, watched %v, gone %v, incarnation %d\n", p.Connected, p.Incoming, p.Watched, p.Gone, p.Incarnation)
+		fmt.Fprintf(&out, "connected %v, %d incoming, watched %v, gone %v, incarnation %d\n", p.connected, p.incoming, p.watched, p.gone, p.incarnation)
 	default:
 		d.Fatalf(t, "unknown command")
 	}

@@ -27,7 +27,6 @@ type incoming struct {
 	end            chan struct{} // closed when a newer stream of the same process replaces it
 	once           sync.Once
 	heartbeatReply chan *api.Envelope // for the reply stream
-	lastSequence   uint64             // greatest sequence of its Heartbeats; guarded by Network.mu
 }
 
 func newIncoming() *incoming {
@@ -109,11 +108,6 @@ func (n *Network) read(stream api.Peer_ExchangeServer, in *incoming, greeted cha
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
-		if status.Code(err) == codes.ResourceExhausted {
-			n.mu.Lock()
-			n.refused.Oversize++
-			n.mu.Unlock()
-		}
 		if err != nil {
 			return err
 		}
@@ -136,9 +130,6 @@ func (n *Network) checkIdentity(ctx context.Context, from string) error {
 	} else if _, err = (identity.Matcher{TrustDomain: n.cfg.TrustDomain, Role: identity.Migrator, Name: from}).CheckCertificate(identity.PeerCertificate(ctx)); err == nil {
 		return nil
 	}
-	n.mu.Lock()
-	n.refused.Identity++
-	n.mu.Unlock()
 	n.log.Warn("stream of peer rejected", "error", err)
 	return status.Error(codes.PermissionDenied, err.Error())
 }
@@ -147,8 +138,6 @@ func (n *Network) checkIdentity(ctx context.Context, from string) error {
 // which may be a dead connection.
 func (n *Network) acceptHello(e *api.Envelope, in *incoming) (*peer, error) {
 	from, h := policies.ReplicaID(e.GetFrom()), e.GetHello()
-	n.mu.Lock()
-	defer n.mu.Unlock()
 	var why error
 	switch {
 	case h == nil:
@@ -159,9 +148,10 @@ func (n *Network) acceptHello(e *api.Envelope, in *incoming) (*peer, error) {
 		why = fmt.Errorf("this replica is %s, not %q", n.cfg.Self, e.GetTo())
 	}
 	if why != nil {
-		n.refused.BadHello++
 		return nil, status.Error(codes.FailedPrecondition, why.Error())
 	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	p := n.peerLocked(from)
 	if old := p.streams[h.GetIncarnation()]; old != nil {
 		old.close()
@@ -211,25 +201,15 @@ func (n *Network) acceptEnvelope(p *peer, e *api.Envelope, in *incoming) bool {
 		return false
 	default:
 	}
-	if n.ctx == nil {
-		return false
-	}
-	switch {
-	case policies.ReplicaID(e.GetFrom()) != p.id:
-		n.refused.Forged++
-		return false
-	case policies.ReplicaID(e.GetTo()) != n.cfg.Self:
-		n.refused.Misaddressed++
+	if n.ctx == nil || policies.ReplicaID(e.GetFrom()) != p.id || policies.ReplicaID(e.GetTo()) != n.cfg.Self {
 		return false
 	}
 	n.recordAliveLocked(p)
-	p.received++
 	switch b := e.GetBody().(type) {
 	case *api.Envelope_Heartbeat:
 		n.replyToHeartbeatLocked(p, in, b.Heartbeat)
 		return false
 	case nil, *api.Envelope_Hello:
-		n.refused.UnknownBody++
 		return false
 	}
 	return true

@@ -80,7 +80,6 @@ func (n *Network) waitToReconnect(ctx context.Context, p *peer, pause time.Durat
 func (p *peer) expire(before time.Time) {
 	for len(p.queue) > 0 && p.queue[0].queuedAt.Before(before) {
 		p.pop()
-		p.dropped++
 	}
 }
 
@@ -291,7 +290,6 @@ func (n *Network) nextEnvelope(p *peer) *api.Envelope {
 	if len(p.queue) == 0 {
 		return nil
 	}
-	p.sent++
 	return p.pop().envelope
 }
 

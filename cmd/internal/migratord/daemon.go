@@ -342,9 +342,6 @@ func (d *Daemon) memory() (*transport.Memory, bool) {
 	return d.kv.Memory()
 }
 
-// Network returns the connections to the other migrators, or nil if requests do not migrate.
-func (d *Daemon) Network() *peer.Network { return d.network }
-
 // Hosts returns the policy slots that decide for this replica: one set, or none if no module may
 // decide.
 func (d *Daemon) Hosts() []*policyhost.Host {
