@@ -9,7 +9,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/xds/api"
 )
 
 // brokenConn is a connection whose calls fail.
@@ -27,7 +27,7 @@ func TestOutageIsLoggedOnceAMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log testkit.Log
 		conn := &brokenConn{}
-		r, err := New(Config{Conn: conn, Replica: "r0", Model: "m", Status: func() frontend.Status { return frontend.Status{} }, Logger: log.Logger()})
+		r, err := New(Config{Conn: conn, Replica: "r0", Model: "m", Report: func() *api.LoadReport { return new(api.LoadReport) }, Logger: log.Logger()})
 		testkit.NoError(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 		defer cancel()

@@ -10,8 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
-// encodeReport converts a front end's state and Extra to a report.
-func encodeReport(id policies.ReplicaID, model string, sequence uint64, s frontend.Status, x Extra) *api.LoadReport {
+// Encode converts a front end's state to a report, of the replica's model. The caller adds what else it knows.
+func Encode(model string, s frontend.Status) *api.LoadReport {
 	edges := make([]int64, len(s.Flow.Edges))
 	for i, e := range s.Flow.Edges {
 		edges[i] = int64(e)
@@ -21,9 +21,6 @@ func encodeReport(id policies.ReplicaID, model string, sequence uint64, s fronte
 		snapshot[i] = &api.Batch{N: b.N, SumInput: b.SumI, SumInput2: b.SumI2, SumLength: b.SumL}
 	}
 	return &api.LoadReport{
-		Replica:  string(id),
-		Model:    model,
-		Sequence: sequence,
 		Load: &api.Load{
 			Running: uint32(s.Load.Running), Waiting: uint32(s.Load.Waiting),
 			HeldTokens: int64(s.Load.Held), PromisedTokens: int64(s.Load.Promised), IterationSeconds: s.Load.Iteration,
@@ -41,16 +38,6 @@ func encodeReport(id policies.ReplicaID, model string, sequence uint64, s fronte
 		Draining:      s.Draining,
 		BytesPerToken: s.BytesPerToken,
 		EstimateError: s.EstimateError,
-		Migrations:    x.Migrations,
-		Proposal:      x.Proposal,
-		Residents:     count(x.Residents),
-		Pinned:        count(x.Pinned),
-		PinnedSeconds: x.PinnedSeconds,
-		Streams:       count(x.Streams),
-		Routes:        x.Routes[:min(len(x.Routes), maxRoutes)],
-		Slots:         x.Slots[:min(len(x.Slots), maxSlots)],
-		Topology:      x.Topology,
-		Problems:      x.Problems[:min(len(x.Problems), maxProblems)],
 		KnownPrefixes: &api.KnownPrefixes{Source: s.Prefixes.Source.String(), Blocks: int64(s.Prefixes.Blocks)},
 
 		RequestsRefused: s.TurnedAway,

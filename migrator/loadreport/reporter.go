@@ -24,7 +24,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 
-	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
 )
@@ -58,16 +57,14 @@ type Config struct {
 	// Replica and Model are the subject of the reports. Required.
 	Replica policies.ReplicaID
 	Model   string
-	// Status returns the state to report, as frontend.Server.Status does. It is not called
-	// concurrently. Required.
-	Status func() frontend.Status
-	// Extra returns the rest of a report. It is called for each report, after Status and
-	// not concurrently, and must not block; its result must not change afterwards. It may
-	// be nil.
-	Extra func() Extra
+	// Report returns a new report of the present state, without Replica, Model and Sequence. Of the migrations and the
+	// topology, all may be returned every time: a migration is reported when it is new or has changed, and a topology
+	// when its pointer is another one, until the control plane has acknowledged it. Report is not called
+	// concurrently, and must not block. Required.
+	Report func() *api.LoadReport
 	// OnReply is called for every reply of the control plane that is obeyed, immediately, in order
-	// and not concurrently; it must not block. It may be nil.
-	OnReply func(Reply)
+	// and not concurrently; it must not block, and must not change the reply. It may be nil.
+	OnReply func(*api.LoadReply)
 	// Changed holds a token when a report should be sent at once, as
 	// frontend.Server.Changed does. nil leaves all reports to the interval.
 	Changed <-chan struct{}
@@ -75,36 +72,6 @@ type Config struct {
 	Interval time.Duration
 	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
-}
-
-// Extra is what a report contains beyond the front end's state. The zero value is empty.
-type Extra struct {
-	// Migrations are the running migrations and the latest finished ones, in any order; see
-	// LoadReport.migrations. All may be returned every time: a migration is reported when
-	// it is new or has changed, until the control plane has acknowledged it.
-	Migrations []*api.Migration
-	// Proposal is the proposed end of the replica's stage; nil unless Reply.Refine asks for it.
-	Proposal *api.Proposal
-	// Residents are the requests that run here, Pinned those of them that may not migrate,
-	// and PinnedSeconds the expected time until the last of these has ended; 0 if unknown
-	// or none.
-	Residents, Pinned int
-	PinnedSeconds     float64
-	// Streams are the streams of the replica's clients, wherever their requests run.
-	Streams int
-	// Routes are the transports over which blocks may be pulled, in the order of
-	// LoadReport.routes; the excess is left out.
-	Routes []*api.Route
-	// Slots are the policy slots of the replica's host; the excess over LoadReport.slots is
-	// left out.
-	Slots []*api.SlotStatus
-	// Topology is the location of the replica's KV cache; nil if unknown. It may be returned
-	// every time, as a new pointer when it has changed: it is reported when it is new to
-	// the stream, until the control plane has acknowledged it.
-	Topology *api.Topology
-	// Problems are what this process lacks or will lack soon; the excess over
-	// LoadReport.problems is left out.
-	Problems []*api.Problem
 }
 
 // ConnectParams is the dial option for Config.Conn. With gRPC's defaults, a connection to a
@@ -123,8 +90,8 @@ func (c Config) validate() (Config, error) {
 		return c, fmt.Errorf("load reporter of %s: Conn is required: a connection to the control plane", c.Replica)
 	case slices.Contains(c.Others, nil):
 		return c, fmt.Errorf("load reporter of %s: Others contains a nil connection", c.Replica)
-	case c.Status == nil:
-		return c, fmt.Errorf("load reporter of %s: Status is required; use the front end's", c.Replica)
+	case c.Report == nil:
+		return c, fmt.Errorf("load reporter of %s: Report is required", c.Replica)
 	case c.Interval < 0:
 		return c, fmt.Errorf("load reporter of %s: Interval %v must not be negative", c.Replica, c.Interval)
 	}
@@ -137,24 +104,10 @@ func (c Config) validate() (Config, error) {
 	return c, nil
 }
 
-// Reply is a reply of a control plane.
-type Reply struct {
-	// Epoch is the epoch of the plan for the replica's model.
-	Epoch policies.Epoch
-	// StageMeanHeld is the mean of Load.Held over the replicas of the same stage, in tokens;
-	// the replica's own reported value if there is no such mean.
-	StageMeanHeld float64
-	// Drain reports whether the replica is to be emptied. It holds until a later reply changes it,
-	// also during an outage of the control plane.
-	Drain bool
-	// Refine asks for a proposal; nil while boundaries are not refined. It is shared and
-	// must not be changed.
-	Refine *api.Refine
-	// PrefillRanges is which prompts the prefill replicas of the model are meant for; nil: all
-	// are for all. It is shared and must not be changed.
-	PrefillRanges []policies.PrefillRange
-	// ReceivedAt is when the reply arrived; the zero time before the first.
-	ReceivedAt time.Time
+// lastReply is what is kept of the last reply of a control plane. The zero value is that of none.
+type lastReply struct {
+	epoch uint64 // of the plan for the replica's model
+	at    time.Time
 }
 
 // Reporter sends the load reports of one replica.
@@ -162,11 +115,11 @@ type Reporter struct {
 	cfg     Config
 	streams []*reportStream
 
-	sourceMu sync.Mutex // held while Status and Extra are called
+	sourceMu sync.Mutex // held while Report is called
 
-	mu      sync.Mutex // held while OnReply is called
-	replies []Reply    // the last of each stream
-	current int        // index of the stream that is obeyed
+	mu      sync.Mutex  // held while OnReply is called
+	replies []lastReply // of each stream
+	current int         // index of the stream that is obeyed
 }
 
 // New returns a Reporter and starts nothing. The error names the invalid field of cfg.
@@ -179,7 +132,7 @@ func New(cfg Config) (*Reporter, error) {
 	for i, conn := range append([]grpc.ClientConnInterface{cfg.Conn}, cfg.Others...) {
 		u.streams = append(u.streams, &reportStream{reporter: u, index: i, conn: conn, changed: make(chan struct{}, 1)})
 	}
-	u.replies = make([]Reply, len(u.streams))
+	u.replies = make([]lastReply, len(u.streams))
 	return u, nil
 }
 
@@ -203,25 +156,23 @@ func (u *Reporter) Run(ctx context.Context) error {
 	}
 }
 
-// buildReport returns a report of the current state.
-func (u *Reporter) buildReport(sequence uint64, m *migrationDelta, where *topologyDelta) *api.LoadReport {
+// buildReport returns a report of the current state, without what the control plane knows.
+func (u *Reporter) buildReport(sequence uint64, known *delta) *api.LoadReport {
 	u.sourceMu.Lock()
 	defer u.sourceMu.Unlock()
-	var x Extra
-	if u.cfg.Extra != nil {
-		x = u.cfg.Extra()
-	}
-	x.Migrations = m.pending(x.Migrations, sequence)
-	x.Topology = where.pending(x.Topology, sequence)
-	return encodeReport(u.cfg.Replica, u.cfg.Model, sequence, u.cfg.Status(), x)
+	r := u.cfg.Report()
+	r.Replica, r.Model, r.Sequence = string(u.cfg.Replica), u.cfg.Model, sequence
+	known.cut(r)
+	return r
 }
 
-// handleReply stores a stream's reply, and passes it on if its stream is the one that is obeyed.
-func (u *Reporter) handleReply(from int, reply Reply) {
+// handleReply passes a stream's reply on if its stream is the one that is obeyed.
+func (u *Reporter) handleReply(from int, reply *api.LoadReply) {
+	now := time.Now()
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.replies[from] = reply
-	if u.current = selectStream(u.replies, u.current, reply.ReceivedAt); u.current != from {
+	u.replies[from] = lastReply{reply.GetEpoch(), now}
+	if u.current = selectStream(u.replies, u.current, now); u.current != from {
 		return
 	}
 	if u.cfg.OnReply != nil {
@@ -232,12 +183,12 @@ func (u *Reporter) handleReply(from int, reply Reply) {
 // selectStream returns the index of the stream to obey: of those with a recent reply, the one with
 // the newest plan. Among equals it keeps the current one, so that the choice does not alternate
 // when one of two control planes lags for a moment.
-func selectStream(replies []Reply, heeded int, now time.Time) int {
+func selectStream(replies []lastReply, heeded int, now time.Time) int {
 	best := -1
 	for i, r := range replies {
 		switch {
-		case r.ReceivedAt.IsZero() || now.Sub(r.ReceivedAt) > staleReply:
-		case best < 0, r.Epoch > replies[best].Epoch, r.Epoch == replies[best].Epoch && i == heeded:
+		case r.at.IsZero() || now.Sub(r.at) > staleReply:
+		case best < 0, r.epoch > replies[best].epoch, r.epoch == replies[best].epoch && i == heeded:
 			best = i
 		}
 	}

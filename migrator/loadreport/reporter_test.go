@@ -2,7 +2,6 @@ package loadreport
 
 import (
 	"context"
-	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -14,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/internal/testkit/memgrpc"
@@ -58,7 +58,7 @@ func (p *controlPlane) Report(s api.Fleet_ReportServer) error {
 		}
 		reply := &api.LoadReply{Sequence: r.Sequence, Epoch: 7, StageMeanHeld: 12.5}
 		if more := p.reply.Load(); more != nil {
-			reply.Drain, reply.Refine, reply.PrefillRanges = more.Drain, more.Refine, more.PrefillRanges
+			reply.Drain, reply.Refine = more.Drain, more.Refine
 		}
 		if err := s.Send(reply); err != nil {
 			return err
@@ -72,9 +72,8 @@ type harness struct {
 	*controlPlane
 	*Reporter
 	changed chan struct{}
-	status  atomic.Pointer[frontend.Status]
-	extra   atomic.Pointer[Extra]
-	replies chan Reply
+	report  atomic.Pointer[api.LoadReport]
+	replies chan *api.LoadReply
 	log     testkit.Log
 	stop    context.CancelFunc
 	done    chan error
@@ -82,14 +81,13 @@ type harness struct {
 
 func runHarness(t *testing.T, test func(t *testing.T, w *harness)) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &harness{controlPlane: &controlPlane{got: make(chan arrived, 1000), start: time.Now()}, changed: make(chan struct{}, 1), done: make(chan error, 1), replies: make(chan Reply, 1000)}
-		w.extra.Store(new(Extra))
-		w.status.Store(&frontend.Status{EngineReady: true})
+		w := &harness{controlPlane: &controlPlane{got: make(chan arrived, 1000), start: time.Now()}, changed: make(chan struct{}, 1), done: make(chan error, 1), replies: make(chan *api.LoadReply, 1000)}
+		w.report.Store(&api.LoadReport{EngineReady: true})
 		server := grpc.NewServer()
 		api.RegisterFleetServer(server, w.controlPlane)
 		conn, _ := memgrpc.Serve(t, server)
-		u, err := New(Config{Conn: conn, Replica: "r0", Model: "m", Status: func() frontend.Status { return *w.status.Load() }, Changed: w.changed,
-			Extra: func() Extra { return *w.extra.Load() }, OnReply: func(r Reply) { w.replies <- r }, Logger: w.log.Logger()})
+		u, err := New(Config{Conn: conn, Replica: "r0", Model: "m", Changed: w.changed, Logger: w.log.Logger(),
+			Report: w.newReport, OnReply: func(r *api.LoadReply) { w.replies <- r }})
 		testkit.NoError(t, err)
 		w.Reporter = u
 		ctx, cancel := context.WithCancel(t.Context())
@@ -103,79 +101,60 @@ func runHarness(t *testing.T, test func(t *testing.T, w *harness)) {
 	})
 }
 
-func TestReports(t *testing.T) {
-	runHarness(t, func(t *testing.T, w *harness) {
-		edges := []policies.Tokens{0, 16, 32}
-		flow := policies.NewFlow(edges)
-		flow.Tokens[1], flow.Seen = 3.5, 9
-		w.status.Store(&frontend.Status{
-			Load: policies.Load{Running: 1, Waiting: 2, Held: 3, Promised: 4, Iteration: 0.5}, Flow: flow,
-			Snapshot: []policies.Batch{{N: 1, SumI: 2, SumI2: 3, SumL: 4}, {}, {}}, EngineReady: true, BytesPerToken: 4.5, EstimateError: 0.25,
-			Prefixes: frontend.PrefixStatus{PrefixStatus: loadtracker.PrefixStatus{Source: loadtracker.EngineEvents, Blocks: 12}},
-		})
-		<-w.got // may be the previous report
-		for i := range uint64(3) {
-			r := <-w.got
-			if want := time.Duration(i+1) * defaultInterval; r.at != want || r.Sequence != i+2 {
-				t.Errorf("report %d came at %v, want %v", r.Sequence, r.at, want)
-			}
-			if r.Replica != "r0" || r.Model != "m" || r.Load.Running != 1 || r.Load.Waiting != 2 || r.Load.HeldTokens != 3 || r.Load.PromisedTokens != 4 || r.Load.IterationSeconds != 0.5 ||
-				len(r.Flow.Edges) != 3 || r.Flow.Edges[2] != 32 || r.Flow.Tokens[1] != 3.5 || r.Flow.Seen != 9 ||
-				len(r.Snapshot) != 3 || r.Snapshot[0].SumLength != 4 || !r.EngineReady || r.Draining || r.BytesPerToken != 4.5 || r.EstimateError != 0.25 ||
-				r.KnownPrefixes.Source != "events" || r.KnownPrefixes.Blocks != 12 {
-				t.Errorf("report: %v", r.LoadReport)
-			}
-		}
-	})
+// newReport returns a report that the reporter may change; its topology is the same one each time.
+func (w *harness) newReport() *api.LoadReport {
+	r := w.report.Load()
+	out := proto.CloneOf(r)
+	out.Topology = r.Topology
+	return out
 }
 
-// TestReplies checks that a reply is passed on at once, and that an unavailable control plane
-// revokes none.
+func TestEncode(t *testing.T) {
+	flow := policies.NewFlow([]policies.Tokens{0, 16, 32})
+	flow.Tokens[1], flow.Seen = 3.5, 9
+	r := Encode("m", frontend.Status{
+		Load: policies.Load{Running: 1, Waiting: 2, Held: 3, Promised: 4, Iteration: 0.5}, Flow: flow,
+		Snapshot: []policies.Batch{{N: 1, SumI: 2, SumI2: 3, SumL: 4}, {}, {}}, EngineReady: true, BytesPerToken: 4.5, EstimateError: 0.25,
+		Prefixes: frontend.PrefixStatus{PrefixStatus: loadtracker.PrefixStatus{Source: loadtracker.EngineEvents, Blocks: 12}},
+	})
+	if r.Load.Running != 1 || r.Load.Waiting != 2 || r.Load.HeldTokens != 3 || r.Load.PromisedTokens != 4 || r.Load.IterationSeconds != 0.5 ||
+		len(r.Flow.Edges) != 3 || r.Flow.Edges[2] != 32 || r.Flow.Tokens[1] != 3.5 || r.Flow.Seen != 9 ||
+		len(r.Snapshot) != 3 || r.Snapshot[0].SumLength != 4 || !r.EngineReady || r.Draining || r.BytesPerToken != 4.5 || r.EstimateError != 0.25 ||
+		r.KnownPrefixes.Source != "events" || r.KnownPrefixes.Blocks != 12 {
+		t.Errorf("report: %v", r)
+	}
+	if r := Encode("m", frontend.Status{EngineHung: true, Draining: true}); !r.EngineHung || r.EngineReady || !r.Draining {
+		t.Errorf("a hung engine is reported as %v", r)
+	}
+}
+
+// TestReplies checks that reports are sent on time, that a reply is passed on at once, and that an unavailable control
+// plane revokes none.
 func TestReplies(t *testing.T) {
 	runHarness(t, func(t *testing.T, w *harness) {
 		if r := <-w.replies; r.Drain || r.Refine != nil || r.Epoch != 7 || r.StageMeanHeld != 12.5 {
 			t.Errorf("first: %+v", r)
 		}
-		w.reply.Store(&api.LoadReply{Drain: true, Refine: &api.Refine{Epoch: 7, Boundary: 512, High: 1024, Peers: 2, Successors: 1}})
-		if r := <-w.replies; !r.Drain || r.Refine.GetBoundary() != 512 || time.Since(r.ReceivedAt) != 0 {
-			t.Errorf("a drain: %+v", r)
-		}
-		for _, c := range []struct {
-			in   []*api.PrefillRange
-			want []policies.PrefillRange
-		}{
-			{[]*api.PrefillRange{{Replica: "p", High: 9}, {Replica: "q", Low: 9}}, []policies.PrefillRange{{Replica: "p", High: 9}, {Replica: "q", Low: 9, High: policies.Unbounded}}},
-			{nil, nil},
-			{[]*api.PrefillRange{{Replica: "p", Low: -1, High: 9}}, nil},
-			{[]*api.PrefillRange{{Replica: "p", High: 9}, {Replica: "q", Low: 9, High: 9}}, nil},
-			{[]*api.PrefillRange{{Replica: "p", High: -1}}, nil},
-			{slices.Repeat([]*api.PrefillRange{{Replica: "p"}}, maxPrefillRanges+1), nil},
-		} {
-			w.reply.Store(&api.LoadReply{Drain: true, PrefillRanges: c.in})
-			<-w.replies // may be the previous one
-			if r := <-w.replies; !slices.Equal(r.PrefillRanges, c.want) {
-				t.Errorf("prefill ranges %v: %v, want %v", c.in, r.PrefillRanges, c.want)
+		<-w.got
+		for i := range uint64(3) {
+			r := <-w.got
+			if want := time.Duration(i+1) * defaultInterval; r.at != want || r.Sequence != i+2 || r.Replica != "r0" || r.Model != "m" || !r.EngineReady {
+				t.Errorf("at %v: %v, want %v", r.at, r.LoadReport, want)
 			}
+			<-w.replies
+		}
+		w.reply.Store(&api.LoadReply{Drain: true, Refine: &api.Refine{Epoch: 7, Boundary: 512, High: 1024, Peers: 2, Successors: 1}})
+		sent := time.Now()
+		if r := <-w.replies; !r.Drain || r.Refine.GetBoundary() != 512 || time.Since(sent) != defaultInterval {
+			t.Errorf("a drain: %+v after %v", r, time.Since(sent))
 		}
 		away := error(status.Error(codes.Unavailable, "away"))
 		w.refuse.Store(&away)
 		time.Sleep(time.Minute)
 		for len(w.replies) > 0 {
-			if r := <-w.replies; !r.Drain || time.Since(r.ReceivedAt) < time.Minute/2 {
+			if r := <-w.replies; !r.Drain {
 				t.Errorf("away: %+v", r)
 			}
-		}
-	})
-}
-
-// TestExtra reports the state that the front end does not provide.
-func TestExtra(t *testing.T) {
-	runHarness(t, func(t *testing.T, w *harness) {
-		<-w.got
-		w.extra.Store(&Extra{Proposal: &api.Proposal{Epoch: 3, Low: 1, Boundary: 9}, Residents: 5, Pinned: 2, PinnedSeconds: 1.5, Streams: -1, Routes: make([]*api.Route, 40)})
-		r := <-w.got
-		if r.Proposal.GetBoundary() != 9 || r.Residents != 5 || r.Pinned != 2 || r.PinnedSeconds != 1.5 || r.Streams != 0 || len(r.Migrations) != 0 || len(r.Routes) != maxRoutes {
-			t.Errorf("report: %v", r.LoadReport)
 		}
 	})
 }
@@ -193,7 +172,7 @@ func TestSiteIsReportedOnce(t *testing.T) {
 		}
 		a, b := &api.Topology{Host: "a"}, &api.Topology{Host: "b"}
 		w.mute.Store(true)
-		w.extra.Store(&Extra{Topology: a})
+		w.report.Store(&api.LoadReport{Topology: a})
 		next(a)
 		next(a) // no reply has arrived
 		synctest.Wait()
@@ -201,7 +180,7 @@ func TestSiteIsReportedOnce(t *testing.T) {
 		next(a) // the answer arrives after this report was sent
 		next(nil)
 		next(nil)
-		w.extra.Store(&Extra{Topology: b})
+		w.report.Store(&api.LoadReport{Topology: b})
 		next(b)
 		next(nil)
 		away := error(status.Error(codes.Unavailable, "away"))
@@ -225,7 +204,7 @@ func TestSiteIsReportedOnce(t *testing.T) {
 func TestMigrationsUntilAcknowledged(t *testing.T) {
 	runHarness(t, func(t *testing.T, w *harness) {
 		<-w.got
-		report := func(moves ...*api.Migration) { w.extra.Store(&Extra{Migrations: moves}) }
+		report := func(moves ...*api.Migration) { w.report.Store(&api.LoadReport{Migrations: moves}) }
 		want := func(want string) {
 			t.Helper()
 			var got []string
@@ -268,10 +247,10 @@ func TestMigrationsUntilAcknowledged(t *testing.T) {
 		want("")
 		report()
 		want("")
-		if w.streams[0].migrations.mu.Lock(); len(w.streams[0].migrations.known) != 0 {
-			t.Errorf("%d ended migrations are remembered", len(w.streams[0].migrations.known))
+		if w.streams[0].known.mu.Lock(); len(w.streams[0].known.migrations) != 0 {
+			t.Errorf("%d ended migrations are remembered", len(w.streams[0].known.migrations))
 		}
-		w.streams[0].migrations.mu.Unlock()
+		w.streams[0].known.mu.Unlock()
 	})
 }
 
@@ -279,15 +258,10 @@ func TestReportsChangesAtOnce(t *testing.T) {
 	runHarness(t, func(t *testing.T, w *harness) {
 		<-w.got
 		time.Sleep(10 * time.Millisecond)
-		w.status.Store(&frontend.Status{Draining: true})
+		w.report.Store(&api.LoadReport{Draining: true})
 		w.changed <- struct{}{}
 		if r := <-w.got; !r.Draining || r.at != 10*time.Millisecond {
 			t.Errorf("after %v: %v", r.at, r.LoadReport)
-		}
-		w.status.Store(&frontend.Status{EngineHung: true})
-		w.changed <- struct{}{}
-		if r := <-w.got; !r.EngineHung || r.EngineReady {
-			t.Errorf("a hung engine is reported as %v", r.LoadReport)
 		}
 	})
 }
@@ -329,11 +303,11 @@ func TestSilentControlPlane(t *testing.T) {
 }
 
 func TestConfig(t *testing.T) {
-	good := Config{Conn: &grpc.ClientConn{}, Replica: "r", Model: "m", Status: func() frontend.Status { return frontend.Status{} }}
+	good := Config{Conn: &grpc.ClientConn{}, Replica: "r", Model: "m", Report: func() *api.LoadReport { return nil }}
 	testkit.Must(New(good))
 	for field, change := range map[string]func(*Config){
 		"Replica": func(c *Config) { c.Replica = "" }, "Model": func(c *Config) { c.Model = "" },
-		"Conn": func(c *Config) { c.Conn = nil }, "Status": func(c *Config) { c.Status = nil }, "Interval": func(c *Config) { c.Interval = -1 },
+		"Conn": func(c *Config) { c.Conn = nil }, "Report": func(c *Config) { c.Report = nil }, "Interval": func(c *Config) { c.Interval = -1 },
 	} {
 		c := good
 		change(&c)

@@ -11,18 +11,16 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
 // reportStream is the report stream to one control plane.
 type reportStream struct {
-	reporter   *Reporter
-	index      int // in Reporter.streams
-	conn       grpc.ClientConnInterface
-	migrations migrationDelta
-	topology   topologyDelta
-	changed    chan struct{} // holds a token when a report should be sent at once
+	reporter *Reporter
+	index    int // in Reporter.streams
+	conn     grpc.ClientConnInterface
+	known    delta
+	changed  chan struct{} // holds a token when a report should be sent at once
 }
 
 // reportNow sends a report at once.
@@ -81,8 +79,7 @@ func (l *reportStream) runStream(ctx context.Context, log *slog.Logger, outage b
 	defer reader.Wait()
 	ended := make(chan error, 1)
 	replies := 0
-	l.migrations.reset()
-	l.topology.reset()
+	l.known.reset()
 	reader.Go(func() {
 		for {
 			reply, err := reports.Recv()
@@ -94,7 +91,8 @@ func (l *reportStream) runStream(ctx context.Context, log *slog.Logger, outage b
 			if replies++; replies == 1 && outage {
 				log.Warn("reporting to control plane again")
 			}
-			l.handleReply(reply)
+			l.known.acknowledge(reply.GetSequence())
+			l.reporter.handleReply(l.index, reply)
 		}
 	})
 	defer cancel(nil) // before waiting for the reader
@@ -102,7 +100,7 @@ func (l *reportStream) runStream(ctx context.Context, log *slog.Logger, outage b
 	tick := time.NewTicker(l.reporter.cfg.Interval)
 	defer tick.Stop()
 	for sequence := uint64(1); ; sequence++ {
-		sent := reports.Send(l.reporter.buildReport(sequence, &l.migrations, &l.topology))
+		sent := reports.Send(l.reporter.buildReport(sequence, &l.known))
 		if sent != nil && sent != io.EOF { // EOF: Recv returns the cause
 			cancel(sent)
 		}
@@ -121,36 +119,4 @@ func cause(ctx context.Context, err error) error {
 		return context.Cause(ctx)
 	}
 	return err
-}
-
-func (l *reportStream) handleReply(r *api.LoadReply) {
-	l.migrations.acknowledge(r.GetSequence())
-	l.topology.acknowledge(r.GetSequence())
-	l.reporter.handleReply(l.index, Reply{
-		Epoch: policies.Epoch(r.GetEpoch()), StageMeanHeld: r.GetStageMeanHeld(),
-		Drain: r.GetDrain(), Refine: r.GetRefine(), PrefillRanges: decodePrefillRanges(r.GetPrefillRanges()), ReceivedAt: time.Now(),
-	})
-}
-
-// maxPrefillRanges bounds LoadReply.prefill_ranges.
-const maxPrefillRanges = 64
-
-// decodePrefillRanges decodes LoadReply.prefill_ranges. It returns nil, with which all prefill
-// replicas are for all prompts, if there are too many ranges or one is none.
-func decodePrefillRanges(in []*api.PrefillRange) []policies.PrefillRange {
-	if len(in) == 0 || len(in) > maxPrefillRanges {
-		return nil
-	}
-	out := make([]policies.PrefillRange, 0, len(in))
-	for _, x := range in {
-		r := policies.PrefillRange{Replica: policies.ReplicaID(x.GetReplica()), Low: policies.Tokens(x.GetLow()), High: policies.Tokens(x.GetHigh())}
-		if r.High == 0 {
-			r.High = policies.Unbounded
-		}
-		if r.Low < 0 || r.High <= r.Low {
-			return nil
-		}
-		out = append(out, r)
-	}
-	return out
 }

@@ -49,9 +49,9 @@ type peer struct {
 	switchTimer    *time.Timer             // cancels the stream unless it switches to a later process by itself
 	cancelStream   context.CancelCauseFunc // ends the current stream; nil if there is none
 	queue          []queuedEnvelope
-	bytes          int // of queue
-	refusals       int    // consecutive refused connections
-	localFault     bool   // the last dial failed for a reason of this process
+	bytes          int  // of queue
+	refusals       int  // consecutive refused connections
+	localFault     bool // the last dial failed for a reason of this process
 
 	// Incoming streams.
 	streams      map[uint64]*incoming // by incarnation
@@ -59,9 +59,9 @@ type peer struct {
 	lastHeard    time.Time            // when anything last arrived
 	missedBeats  int                  // heartbeat intervals since then
 	gone         bool
-	endPending   bool   // the known process has ended; PeerGone must be called
-	goneReported bool   // PeerGone was called, and nothing has arrived since
-	backPending  bool   // something arrived after that; PeerBack must be called
+	endPending   bool // the known process has ended; PeerGone must be called
+	goneReported bool // PeerGone was called, and nothing has arrived since
+	backPending  bool // something arrived after that; PeerBack must be called
 }
 
 // queuedEnvelope is an envelope in a queue.

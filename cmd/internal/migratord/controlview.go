@@ -7,10 +7,10 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
-	"github.com/cascadeinfer/cascade/migrator/loadreport"
 	"github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/place"
+	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/routing"
 )
 
@@ -134,9 +134,32 @@ func (d *Daemon) applyControlUpdate(x controlUpdate) {
 }
 
 // handleReply applies a reply to a load report.
-func (d *Daemon) handleReply(r loadreport.Reply) {
+func (d *Daemon) handleReply(r *api.LoadReply) {
 	d.updateView(func(v *market.View) {
-		v.StageMean, v.MeanAt = policies.Tokens(r.StageMeanHeld), time.Now()
-		v.Draining, v.Refine, v.PrefillRanges = r.Drain, r.Refine, r.PrefillRanges
+		v.StageMean, v.MeanAt = policies.Tokens(r.GetStageMeanHeld()), time.Now()
+		v.Draining, v.Refine, v.PrefillRanges = r.GetDrain(), r.GetRefine(), decodePrefillRanges(r.GetPrefillRanges())
 	})
+}
+
+// maxPrefillRanges bounds LoadReply.prefill_ranges.
+const maxPrefillRanges = 64
+
+// decodePrefillRanges decodes LoadReply.prefill_ranges. It returns nil, with which all prefill
+// replicas are for all prompts, if there are too many ranges or one is none.
+func decodePrefillRanges(in []*api.PrefillRange) []policies.PrefillRange {
+	if len(in) == 0 || len(in) > maxPrefillRanges {
+		return nil
+	}
+	out := make([]policies.PrefillRange, 0, len(in))
+	for _, x := range in {
+		r := policies.PrefillRange{Replica: policies.ReplicaID(x.GetReplica()), Low: policies.Tokens(x.GetLow()), High: policies.Tokens(x.GetHigh())}
+		if r.High == 0 {
+			r.High = policies.Unbounded
+		}
+		if r.Low < 0 || r.High <= r.Low {
+			return nil
+		}
+		out = append(out, r)
+	}
+	return out
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/migrator/loadreport"
 	"github.com/cascadeinfer/cascade/policies"
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
@@ -43,9 +42,9 @@ type predecessorState struct {
 	Load              policies.Load    `json:"load"`
 	Flow              policies.Flow    `json:"flow"`
 	Snapshot          []policies.Batch `json:"snapshot"`
-	Residents, Pinned int
+	Residents, Pinned uint32
 	PinnedSeconds     float64
-	Streams           int
+	Streams           uint32
 	Migrations        [][]byte `json:"migrations,omitempty"` // each an encoded xds/api.Migration
 }
 
@@ -96,7 +95,7 @@ func decodeState(b []byte) (s predecessorState, err error) {
 	if err := s.Flow.Validate(); err != nil {
 		return predecessorState{}, err
 	}
-	if s.Residents < 0 || s.Pinned < 0 || s.Streams < 0 || !(s.PinnedSeconds >= 0) {
+	if s.PinnedSeconds < 0 {
 		return predecessorState{}, errInvalidState
 	}
 	return s, nil
@@ -128,19 +127,18 @@ func (s predecessorState) addToStatus(st frontend.Status) frontend.Status {
 	return st
 }
 
-// addToExtra returns x, the report data of the later process, with s added.
-func (s predecessorState) addToExtra(x loadreport.Extra) loadreport.Extra {
-	x.Residents += s.Residents
-	x.Pinned += s.Pinned
-	x.PinnedSeconds = max(x.PinnedSeconds, s.PinnedSeconds)
-	x.Streams += s.Streams
+// addToReport adds s to the report of the later process, whose load has it already.
+func (s predecessorState) addToReport(r *xds.LoadReport) {
+	r.Residents += s.Residents
+	r.Pinned += s.Pinned
+	r.PinnedSeconds = max(r.PinnedSeconds, s.PinnedSeconds)
+	r.Streams += s.Streams
 	for _, b := range s.Migrations {
 		m := new(xds.Migration)
 		if proto.Unmarshal(b, m) == nil {
-			x.Migrations = append(x.Migrations, m)
+			r.Migrations = append(r.Migrations, m)
 		}
 	}
-	return x
 }
 
 // predecessor is the preceding process while it runs. Its methods are safe for concurrent use.

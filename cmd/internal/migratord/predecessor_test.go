@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"reflect"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -16,7 +17,6 @@ import (
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
-	"github.com/cascadeinfer/cascade/migrator/loadreport"
 	"github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/policies"
@@ -70,8 +70,8 @@ func TestState(t *testing.T) {
 	if got := s.addToStatus(frontend.Status{}); got.Load.Iteration != .03 {
 		t.Errorf("an idle process adds the iteration time %v", got.Load.Iteration)
 	}
-	x := s.addToExtra(loadreport.Extra{Residents: 1, Pinned: 1, PinnedSeconds: 2, Streams: 1, Migrations: []*xds.Migration{{Id: "own"}}})
-	if x.Residents != 5 || x.Pinned != 2 || x.PinnedSeconds != 9 || x.Streams != 6 || len(x.Migrations) != 3 || x.Migrations[2].Id != "r0/1" {
+	x := &xds.LoadReport{Residents: 1, Pinned: 1, PinnedSeconds: 2, Streams: 1, Migrations: []*xds.Migration{{Id: "own"}}}
+	if s.addToReport(x); x.Residents != 5 || x.Pinned != 2 || x.PinnedSeconds != 9 || x.Streams != 6 || len(x.Migrations) != 3 || x.Migrations[2].Id != "r0/1" {
 		t.Errorf("%+v", x)
 	}
 	// The load is sent even if the migrations do not fit.
@@ -114,7 +114,7 @@ func FuzzState(f *testing.F) {
 		if err := got.Flow.Validate(); err != nil {
 			t.Error(err)
 		}
-		s.addToExtra(loadreport.Extra{})
+		s.addToReport(new(xds.LoadReport))
 	})
 }
 
@@ -191,6 +191,25 @@ func (p *pipe) Close() error {
 }
 
 var _ Link = (*pipe)(nil)
+
+// TestPrefillRanges checks that ranges which are no ranges make all prefill replicas those of all prompts.
+func TestPrefillRanges(t *testing.T) {
+	for _, c := range []struct {
+		in   []*xds.PrefillRange
+		want []policies.PrefillRange
+	}{
+		{[]*xds.PrefillRange{{Replica: "p", High: 9}, {Replica: "q", Low: 9}}, []policies.PrefillRange{{Replica: "p", High: 9}, {Replica: "q", Low: 9, High: policies.Unbounded}}},
+		{nil, nil},
+		{[]*xds.PrefillRange{{Replica: "p", Low: -1, High: 9}}, nil},
+		{[]*xds.PrefillRange{{Replica: "p", High: 9}, {Replica: "q", Low: 9, High: 9}}, nil},
+		{[]*xds.PrefillRange{{Replica: "p", High: -1}}, nil},
+		{slices.Repeat([]*xds.PrefillRange{{Replica: "p"}}, maxPrefillRanges+1), nil},
+	} {
+		if got := decodePrefillRanges(c.in); !slices.Equal(got, c.want) {
+			t.Errorf("%v: %v, want %v", c.in, got, c.want)
+		}
+	}
+}
 
 // TestOldMeanIsNotSentOn checks that the stage's mean load counts at an earlier process as long as it does here.
 func TestOldMeanIsNotSentOn(t *testing.T) {

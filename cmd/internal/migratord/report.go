@@ -15,58 +15,65 @@ import (
 func (d *Daemon) newReporter() error {
 	var err error
 	d.reporter, err = loadreport.New(loadreport.Config{
-		Conn: d.cfg.Control, Others: d.cfg.OtherControl, Replica: d.id, Model: d.model, Status: d.Status, Extra: d.reportExtra, OnReply: d.handleReply,
+		Conn: d.cfg.Control, Others: d.cfg.OtherControl, Replica: d.id, Model: d.model, Report: d.report, OnReply: d.handleReply,
 		Changed: d.frontend.Changed(), Logger: d.cfg.Logger,
 	})
 	return err
 }
 
-// reportExtra returns the report data that the front end does not provide, including the preceding
-// process's.
-func (d *Daemon) reportExtra() loadreport.Extra {
-	x := d.predecessor.currentState().addToExtra(d.ownExtra())
-	if d.cfg.Problems != nil {
-		for _, p := range d.cfg.Problems() {
-			x.Problems = append(x.Problems, &api.Problem{Kind: p.Kind, Text: p.Text})
-		}
-	}
-	if warning := d.frontend.Status().CapacityWarning; warning != "" {
-		x.Problems = append(x.Problems, &api.Problem{Kind: fleetreport.ProblemCapacity, Text: warning})
-	}
-	return x
-}
+// Bounds of the lists of a LoadReport; the excess is left out.
+const (
+	maxReportedProblems = 8
+	maxReportedSlots    = 16
+	maxReportedRoutes   = 32
+)
 
-// ownExtra returns this process's report data that the front end does not provide.
-func (d *Daemon) ownExtra() loadreport.Extra {
-	e := loadreport.Extra{Topology: d.topology(), Streams: d.frontend.ClientRequests()}
+// report returns the load report of the replica, including the preceding process's part.
+func (d *Daemon) report() *api.LoadReport {
+	s := d.Status()
+	r := loadreport.Encode(d.model, s)
+	r.Topology, r.Streams = d.topology(), uint32(d.frontend.ClientRequests())
 	if d.market == nil {
-		for _, r := range d.frontend.LocalLegs() {
-			e.Residents++
-			if r.Pinned != policies.NotPinned {
-				e.Pinned++
+		for _, leg := range d.frontend.LocalLegs() {
+			r.Residents++
+			if leg.Pinned != policies.NotPinned {
+				r.Pinned++
 			}
 		}
-		return e
+	} else {
+		d.addMarket(r)
 	}
+	d.predecessor.currentState().addToReport(r)
+	if d.cfg.Problems != nil {
+		for _, p := range d.cfg.Problems() {
+			r.Problems = append(r.Problems, &api.Problem{Kind: p.Kind, Text: p.Text})
+		}
+	}
+	if s.CapacityWarning != "" {
+		r.Problems = append(r.Problems, &api.Problem{Kind: fleetreport.ProblemCapacity, Text: s.CapacityWarning})
+	}
+	r.Problems = r.Problems[:min(len(r.Problems), maxReportedProblems)]
+	return r
+}
+
+// addMarket adds to a report what the components that migrate requests know.
+func (d *Daemon) addMarket(r *api.LoadReport) {
 	s := d.market.Status()
-	e.Residents, e.Pinned, e.PinnedSeconds = s.Residents, s.Pinned, s.PinnedSeconds
-	e.Proposal = d.market.Proposal()
+	r.Residents, r.Pinned, r.PinnedSeconds = uint32(s.Residents), uint32(s.Pinned), s.PinnedSeconds
+	r.Proposal = d.market.Proposal()
 	// The reporter splits a list that exceeds one report.
-	e.Migrations = slices.Concat(reportedMigrations(d.executor.Migrations()), d.rescues.all(), d.pulled.all())
-	e.Routes = reportedRoutes(d.paths.Status(), d.describeLink)
+	r.Migrations = slices.Concat(reportedMigrations(d.executor.Migrations()), d.rescues.all(), d.pulled.all())
+	r.Routes = reportedRoutes(d.paths.Status(), d.describeLink)
 	if d.host != nil {
-		e.Slots = d.host.Status()
+		all := d.host.Status()
+		r.Slots = all[:min(len(all), maxReportedSlots)]
 		if d.cfg.Host != nil {
-			for _, s := range e.Slots {
+			for _, s := range r.Slots {
 				s.Host = d.host.Name()
 			}
 		}
 	}
-	return e
 }
-
-// maxReportedMigrations is how many migrations a report may contain.
-const maxReportedMigrations = 64
 
 // reportedMigrations returns the migrations out of this replica for a report: those in progress,
 // and then the latest that have ended. The argument is ordered by start time, the result newest
@@ -82,8 +89,7 @@ func reportedMigrations(moves []move.Migration) []*api.Migration {
 			live = append(live, encodeMigration(m))
 		}
 	}
-	all := append(live, ended...)
-	return all[:min(len(all), maxReportedMigrations)]
+	return append(live, ended...)
 }
 
 // finalStates maps final states to their names in reports.
@@ -101,9 +107,6 @@ func encodeMigration(m move.Migration) *api.Migration {
 		StallSeconds: m.Stall.Seconds(), Seconds: m.Seconds, StartedUnixMicros: m.StartedAt.UnixMicro(),
 	}
 }
-
-// maxReportedRoutes is how many routes a report may contain.
-const maxReportedRoutes = 32
 
 // reportedRoutes returns the routes of a report: first the transports in general, then the paths to
 // peers, with suspended paths before working ones. over returns the link that a transport from a

@@ -119,9 +119,9 @@ func (d *Daemon) Status() frontend.Status {
 // ownState returns what this process contributes to the replica's state once it has handed over,
 // including its own predecessor if that still runs.
 func (d *Daemon) ownState() predecessorState {
-	st, x := d.Status(), d.reportExtra()
-	s := predecessorState{Load: st.Load, Flow: st.Flow, Snapshot: st.Snapshot, Residents: x.Residents, Pinned: x.Pinned, PinnedSeconds: x.PinnedSeconds, Streams: x.Streams}
-	for _, m := range x.Migrations {
+	st, r := d.Status(), d.report()
+	s := predecessorState{Load: st.Load, Flow: st.Flow, Snapshot: st.Snapshot, Residents: r.Residents, Pinned: r.Pinned, PinnedSeconds: r.PinnedSeconds, Streams: r.Streams}
+	for _, m := range r.Migrations {
 		if b, err := proto.Marshal(m); err == nil {
 			s.Migrations = append(s.Migrations, b)
 		}
