@@ -67,7 +67,7 @@ type Market struct {
 	mailbox  []bidask.Event
 	view     View
 	proposal *xds.Proposal
-	counts   counts
+	status   Status // without what Status asks the peers
 	arrived  arrivals
 	sent     map[policies.ReplicaID]sentPrefixes // by peer, the last
 }
@@ -166,9 +166,9 @@ func (m *Market) Receive(from policies.ReplicaID, message *api.Market) {
 	msg, ok := decode(from, m.cfg.Self, message)
 	m.mu.Lock()
 	if ok = ok && len(m.mailbox) < maxMailbox; ok {
-		m.counts.received[msg.Kind]++
+		m.status.Received[msg.Kind]++
 	} else {
-		m.counts.ignored++
+		m.status.Ignored++
 	}
 	m.mu.Unlock()
 	if !ok {
@@ -187,10 +187,10 @@ func (m *Market) ReceiveSummary(from policies.ReplicaID, s *api.Summary) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !ok || !valid || min(held, promised, incoming, cached) < 0 || max(held, promised, incoming) > most {
-		m.counts.ignored++
+		m.status.Ignored++
 		return
 	}
-	m.counts.summariesReceived++
+	m.status.SummariesReceived++
 	m.peers.do(func(v *place.Peers) {
 		v.SetPeerLoad(m.now(), from, place.PeerLoad{
 			Waiting: max(promised-cached, 0), Total: held + promised + incoming, Held: held,

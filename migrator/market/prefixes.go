@@ -43,7 +43,7 @@ func (m *Market) lacksPrefixes(peer policies.ReplicaID) bool {
 		clear(m.sent) // peers that have left; the others are sent it again
 	}
 	m.sent[peer] = sentPrefixes{m.prefixVersion, m.summarySequence}
-	m.counts.prefixBytesSent += uint64(len(m.prefixes))
+	m.status.PrefixBytesSent += uint64(len(m.prefixes))
 	return true
 }
 
@@ -61,10 +61,10 @@ func (m *Market) receivePrefixesLocked(from policies.ReplicaID, encoded []byte) 
 	if len(encoded) == 0 {
 		return
 	}
-	m.counts.prefixBytesReceived += uint64(len(encoded))
+	m.status.PrefixBytesReceived += uint64(len(encoded))
 	s := new(prefix.Summary)
 	if err := s.UnmarshalBinary(encoded); err != nil {
-		m.counts.prefixesRefused++
+		m.status.PrefixesRefused++
 		return
 	}
 	var held place.Prefixes

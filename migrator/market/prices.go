@@ -162,7 +162,7 @@ func (m *Market) ReceiveArrivals(from policies.ReplicaID, a *api.Arrivals) {
 	waiting, ok := decodeWaiting(now, a.GetRequests(), maxArrivals)
 	if !ok {
 		m.mu.Lock()
-		m.counts.ignored++
+		m.status.Ignored++
 		m.mu.Unlock()
 		return
 	}

@@ -136,8 +136,8 @@ func TestInvalidStates(t *testing.T) {
 	m := pricedMarket(t, &sent, func() []frontend.LocalLeg { return nil })
 	m.ReceiveArrivals("b", &api.Arrivals{Requests: []*api.WaitingRequest{{Length: -1}}})
 	m.ReceiveArrivals("b", &api.Arrivals{Requests: make([]*api.WaitingRequest, maxArrivals+1)})
-	if m.counts.ignored != 2 {
-		t.Errorf("%d messages are counted as ignored", m.counts.ignored)
+	if m.status.Ignored != 2 {
+		t.Errorf("%d messages are counted as ignored", m.status.Ignored)
 	}
 }
 

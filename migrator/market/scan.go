@@ -75,7 +75,7 @@ func (m *Market) sendSummaries() {
 // sendSummary sends a summary to peers, with what this replica holds to those that lack it.
 func (m *Market) sendSummary(ids []policies.ReplicaID, s *api.Summary) {
 	m.mu.Lock()
-	m.counts.summariesSent += uint64(len(ids))
+	m.status.SummariesSent += uint64(len(ids))
 	m.mu.Unlock()
 	body := &api.Envelope_Summary{Summary: s}
 	var full *api.Envelope_Summary

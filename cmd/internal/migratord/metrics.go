@@ -10,6 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/migrator/move"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
 // RegisterMetrics registers the metrics of the daemon.
@@ -173,7 +174,7 @@ var migrationMetrics = []metric[migrationSample]{
 	counters("migrations_out_failed_total", "Failed migrations to another replica; the request stayed. Requests that ended meanwhile do not count.", "cause", func(m migrationSample) map[string]float64 { return byCause(m.market.FailedOut) }),
 	counter("migrations_in_total", "Requests that migrated from another replica.", func(m migrationSample) float64 { return float64(m.market.MovedIn) }),
 	counter("migrations_in_failed_total", "Failed migrations from another replica. Requests that ended meanwhile do not count.", func(m migrationSample) float64 { return float64(m.market.FailedIn) }),
-	counters("offers_returned_total", "Offers without a buyer.", "reason", func(m migrationSample) map[string]float64 { return byName(m.market.Returned) }),
+	counters("offers_returned_total", "Offers without a buyer.", "reason", func(m migrationSample) map[string]float64 { return byName[bidask.ReturnReason](m.market.Returned[:]) }),
 	gauge("offers", "Current offers.", func(m migrationSample) float64 { return float64(m.market.Offers) }),
 	gauge("incoming_tokens", "KV tokens of accepted migrations that have not arrived.", func(m migrationSample) float64 { return float64(m.market.Incoming) }),
 	gauge("incoming_tokens_per_second", "Measured rate of incoming transfers; 0 while unknown.", func(m migrationSample) float64 { return float64(m.market.Throughput) }),
@@ -183,8 +184,8 @@ var migrationMetrics = []metric[migrationSample]{
 	gauges("transfers_concurrent", "Concurrent transfers.", "direction", func(m migrationSample) map[string]float64 {
 		return map[string]float64{"send": float64(m.market.Exporting), "receive": float64(m.market.Importing)}
 	}),
-	counters("market_messages_sent_total", "Market messages sent to peers.", "kind", func(m migrationSample) map[string]float64 { return byName(m.market.Sent) }),
-	counters("market_messages_received_total", "Market messages received from peers.", "kind", func(m migrationSample) map[string]float64 { return byName(m.market.Received) }),
+	counters("market_messages_sent_total", "Market messages sent to peers.", "kind", func(m migrationSample) map[string]float64 { return byName[bidask.MessageKind](m.market.Sent[:]) }),
+	counters("market_messages_received_total", "Market messages received from peers.", "kind", func(m migrationSample) map[string]float64 { return byName[bidask.MessageKind](m.market.Received[:]) }),
 	counter("market_messages_ignored_total", "Invalid or excess market messages from peers.", func(m migrationSample) float64 { return float64(m.market.Ignored) }),
 	counter("summaries_sent_total", "Load summaries sent to peers.", func(m migrationSample) float64 { return float64(m.market.SummariesSent) }),
 	counter("summaries_received_total", "Load summaries received from peers.", func(m migrationSample) float64 { return float64(m.market.SummariesReceived) }),
@@ -240,24 +241,26 @@ func sum(xs []float64) (total float64) {
 	return total
 }
 
-// byName returns counts by the names of their keys.
+// byName returns the counts that are not 0, by the names of their kinds.
 func byName[K interface {
-	comparable
+	~uint8
 	fmt.Stringer
-}](counts map[K]uint64) map[string]float64 {
+}](counts []uint64) map[string]float64 {
 	out := make(map[string]float64, len(counts))
 	for k, n := range counts {
-		out[k.String()] += float64(n)
+		if n > 0 {
+			out[K(k).String()] = float64(n)
+		}
 	}
 	return out
 }
 
 // byCause returns counts by cause, zeros included: the rate of a counter that appears with its
 // first event lacks that event.
-func byCause(counts map[policies.MigrationCause]uint64) map[string]float64 {
-	out := byName(counts)
+func byCause(counts [policies.Cheaper + 1]uint64) map[string]float64 {
+	out := make(map[string]float64, len(counts))
 	for c := policies.Growth; c <= policies.Cheaper; c++ {
-		out[c.String()] += 0
+		out[c.String()] = float64(counts[c])
 	}
 	return out
 }

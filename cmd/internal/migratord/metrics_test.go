@@ -44,8 +44,9 @@ func TestFrontendMetrics(t *testing.T) {
 func TestMigrationMetrics(t *testing.T) {
 	state := migrationSample{
 		market: market.Status{
-			Offered: map[policies.MigrationCause]uint64{policies.Growth: 1}, MovedOut: map[policies.MigrationCause]uint64{policies.Drain: 2}, FailedOut: map[policies.MigrationCause]uint64{policies.Spill: 3},
-			MovedIn: 4, FailedIn: 5, Returned: map[bidask.ReturnReason]uint64{bidask.ReturnNoCandidates: 6}, Sent: map[bidask.MessageKind]uint64{bidask.Ask: 7}, Received: map[bidask.MessageKind]uint64{bidask.Bid: 8},
+			Counts: bidask.Counts{Offered: [policies.Cheaper + 1]uint64{policies.Growth: 1}, MovedOut: [policies.Cheaper + 1]uint64{policies.Drain: 2}, FailedOut: [policies.Cheaper + 1]uint64{policies.Spill: 3},
+				MovedIn: 4, FailedIn: 5, Returned: [bidask.ReturnWithdrawn + 1]uint64{bidask.ReturnNoCandidates: 6}, Sent: [bidask.Drop + 1]uint64{bidask.Ask: 7}},
+			Received:      [bidask.Drop + 1]uint64{bidask.Bid: 8},
 			SummariesSent: 9, SummariesReceived: 10, Ignored: 11, Offers: 12, Exporting: 13, Importing: 14, Incoming: 15, Throughput: 16, FreshPeers: 17, Forwards: 18,
 			Residents: 19, Pinned: 20, PinnedSeconds: 21, PrefixBytesSent: 37, PrefixBytesReceived: 38, PrefixesRefused: 39, Holders: 40, Slowdown: 41, LoadError: 42,
 		},
