@@ -51,6 +51,3 @@ func (m *Machine) Check() error {
 	}
 	return nil
 }
-
-// Idle reports whether no migration is in progress here, in any role.
-func (m *Machine) Idle() bool { return len(m.exports)+len(m.imports)+len(m.commits) == 0 }
