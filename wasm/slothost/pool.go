@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/wakeup"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
@@ -120,7 +121,7 @@ func (p *pool) retire(i *instance) {
 }
 
 // wakeKeeper wakes Module.keep.
-func (p *pool) wakeKeeper() { wake(p.wake) }
+func (p *pool) wakeKeeper() { wakeup.Send(p.wake) }
 
 // restingInstance returns an instance that is to run its deferred work; nil when none is.
 func (p *pool) restingInstance() *instance {

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/wakeup"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
@@ -105,11 +106,11 @@ func (s *Slots) Run(ctx context.Context) error {
 	for done := false; !done; {
 		select {
 		case <-retry.C:
-			wake(due)
+			wakeup.Send(due)
 		case <-ctx.Done():
 			done = true
 		case <-s.wake:
-			wake(due)
+			wakeup.Send(due)
 			s.fetchMissing(ctx, &group)
 			quiet.Reset(quietFor)
 		case <-quiet.C:
@@ -120,7 +121,7 @@ func (s *Slots) Run(ctx context.Context) error {
 		}
 	}
 	group.Wait()
-	wake(due) // modules that became active last
+	wakeup.Send(due) // modules that became active last
 	close(due)
 	select {
 	case <-recorded:
@@ -136,15 +137,7 @@ func (s *Slots) Run(ctx context.Context) error {
 const lastWrite = 2 * time.Second
 
 // changed wakes Run.
-func (s *Slots) changed() { wake(s.wake) }
-
-// wake sends to a channel of length 1, unless its receiver has not taken the last wake yet.
-func wake(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
+func (s *Slots) changed() { wakeup.Send(s.wake) }
 
 // record writes what may run after a restart, and then puts the specs in force that wait for
 // that. A host that crashes therefore knows what was offered to it.

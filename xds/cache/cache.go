@@ -122,13 +122,6 @@ func (c *Cache) Set(group string, set resources.Set) {
 	}
 }
 
-func (c *Cache) signalChanged() {
-	select {
-	case c.changed <- struct{}{}:
-	default:
-	}
-}
-
 func (s *groupSet) content(typ string) *content {
 	if s == nil {
 		return nil

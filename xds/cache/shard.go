@@ -3,6 +3,8 @@ package cache
 import (
 	"hash/maphash"
 	"sync"
+
+	"github.com/cascadeinfer/cascade/internal/wakeup"
 )
 
 // shards is the number of parts that the nodes are divided into. They are
@@ -129,6 +131,6 @@ func (c *Cache) cancelWatch(s *shard, typ string, w *watch) {
 		if w.delta != nil {
 			w.delta.withdrawUnsent()
 		}
-		c.signalChanged()
+		wakeup.Send(c.changed)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/cascadeinfer/cascade/internal/wakeup"
 )
 
 var errStopped = errors.New("the control plane is stopping")
@@ -49,10 +51,7 @@ func (b *broadcast) subscribe(now time.Time) (*viewer, error) {
 	if b.latest != nil && now.Sub(b.latestAt) < 2*b.interval {
 		v.next <- b.latest
 	}
-	select {
-	case b.arrived <- struct{}{}:
-	default:
-	}
+	wakeup.Send(b.arrived)
 	return v, nil
 }
 

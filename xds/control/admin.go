@@ -82,8 +82,8 @@ func (c *Control) MetricsHandler() http.Handler {
 
 // handleOrders registers the orders that the console offers as well as the command line.
 func (c *Control) handleOrders(mux *http.ServeMux) {
-	mux.Handle("POST /drain", c.handleCommand(drainCommand(c.fleet.Drain, c.replicaStatus)))
-	mux.Handle("POST /undrain", c.handleCommand(drainCommand(c.fleet.Undrain, c.undrainedStatus)))
+	mux.Handle("POST /drain", c.handleCommand(c.drainCommand(func(id policies.ReplicaID) fleetstate.Order { return fleetstate.Drain{Replica: id} }, c.replicaStatus)))
+	mux.Handle("POST /undrain", c.handleCommand(c.drainCommand(func(id policies.ReplicaID) fleetstate.Order { return fleetstate.Undrain{Replica: id} }, c.undrainedStatus)))
 	mux.Handle("POST /plan/pin", c.handleCommand(c.planCommand(func(model string, epoch policies.Epoch, q url.Values) fleetstate.Order {
 		return fleetstate.Pin{Model: model, Epoch: epoch, By: q.Get("by")}
 	})))

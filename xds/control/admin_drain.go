@@ -11,13 +11,13 @@ import (
 )
 
 // drainCommand returns a command about the replica of ?replica=.
-func drainCommand(give func(context.Context, policies.ReplicaID) error, then func(policies.ReplicaID) DrainResult) command {
+func (c *Control) drainCommand(order func(policies.ReplicaID) fleetstate.Order, then func(policies.ReplicaID) DrainResult) command {
 	return func(ctx context.Context, q url.Values) (any, error) {
 		id := policies.ReplicaID(q.Get("replica"))
 		if id == "" {
 			return nil, badRequest("replica: missing; use ?replica=ID")
 		}
-		if err := give(ctx, id); err != nil {
+		if err := c.fleet.Order(ctx, order(id)); err != nil {
 			return nil, err
 		}
 		return then(id), nil

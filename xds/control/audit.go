@@ -14,7 +14,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/cleantext"
 	"github.com/cascadeinfer/cascade/xds/auditlog"
-	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 )
 
 // maxAuditedError is how much of an answer is kept to find the error in it, in bytes.
@@ -113,7 +113,7 @@ func describeOrder(w http.ResponseWriter, format string, args ...any) {
 }
 
 // auditPlan records a plan that came into force.
-func (c *Control) auditPlan(d fleet.PlanDecision) {
+func (c *Control) auditPlan(d fleetstate.Change) {
 	c.cfg.Audit.Record(auditlog.Record{Action: auditlog.PlanChange, Object: fmt.Sprintf("model=%s epoch=%d", d.Model, d.Epoch), Outcome: auditlog.Done,
 		Reason: d.Decision + ": " + d.Reason, By: d.By})
 }

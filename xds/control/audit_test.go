@@ -62,7 +62,7 @@ func requireAudited(t *testing.T, c *runningControl, want ...string) {
 
 // TestAuditStream: a stream that exceeds a limit is recorded, with its node.
 func TestAuditStream(t *testing.T) {
-	c := startControl(t, Config{Rules: fastRules(), Replicas: newFakeFleet(t, 1).list, Limits: server.Limits{StreamNames: 1}, Audit: newAudit(t)})
+	c := startControl(t, Config{Rules: fastRules(), Replicas: newFakeFleet(t, 1).list, Limits: server.Limits{NodeNames: 1}, Audit: newAudit(t)})
 	d := openDelta(t, c)
 	d.send(t, &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "edge-9\n"}, TypeUrl: resources.EndpointType, ResourceNamesSubscribe: []string{"a", "b", "c"}})
 	if _, err := d.stream.Recv(); err == nil {

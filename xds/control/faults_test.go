@@ -276,7 +276,7 @@ func TestSilentMigrator(t *testing.T) {
 	c := startControl(t, Config{Rules: rules, Replicas: f.list})
 	stop := f.startReports(t, c)
 	waitFor(t, c, "no fault", func(s Status) bool { return s.Epoch > 0 && len(s.Faults) == 0 })
-	testkit.NoError(t, c.fleet.Drain(t.Context(), "r1"))
+	testkit.NoError(t, c.fleet.Order(t.Context(), fleetstate.Drain{Replica: "r1"}))
 	f.replicas[0].setReport(func(m *api.LoadReport) { m.Draining = true })
 	f.replicas[3].setReport(func(m *api.LoadReport) { m.Draining = true })
 	waitFor(t, c, "r0 and r3 stop, which is no fault", func(s Status) bool {

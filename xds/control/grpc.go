@@ -7,6 +7,7 @@ import (
 	"net"
 	"time"
 
+	loadstatsv3 "github.com/envoyproxy/go-control-plane/envoy/service/load_stats/v3"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -67,8 +68,8 @@ func (c *Control) serveGRPC(ctx context.Context, g *errgroup.Group) {
 	}
 	server := grpc.NewServer(serverOptions(c.cfg.TLS, extra...)...)
 	c.xds.Register(ctx, server)
-	c.loads.register(server)
-	c.loads.run(ctx, g)
+	loadstatsv3.RegisterLoadReportingServiceServer(server, c.loads.service)
+	g.Go(func() error { return c.loads.service.Run(ctx) })
 	api.RegisterFleetServer(server, c.fleet.Service())
 	api.RegisterModulesServer(server, newModuleService(c.slots, c.cfg.Store))
 	healthv1.RegisterHealthServer(server, c.health)

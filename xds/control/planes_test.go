@@ -59,7 +59,7 @@ func TestEnvoyTwoControlPlanes(t *testing.T) {
 	t.Logf("Envoy connected to the other control plane after %v", time.Since(began))
 	requireSameStats(t, envoy, resourceStats, before, policies.MaxStages+3)
 	waitFor(t, b, "b plans", func(s Status) bool { return s.Planner.Leads })
-	testkit.NoError(t, b.fleet.Drain(t.Context(), "r0"))
+	testkit.NoError(t, b.fleet.Order(t.Context(), fleetstate.Drain{Replica: "r0"}))
 	waitForEpoch(t, b, 2)
 
 	// The first one restarts and follows.

@@ -225,7 +225,7 @@ func TestPolicyRefused(t *testing.T) {
 		return len(s.Nodes) == 1 && s.Nodes[0].Current && len(s.Refused) == 0 && len(s.Policies) == 1 && s.Policies[0].OnCandidate == 1
 	})
 	// Other changes do not send the same bytes again.
-	testkit.NoError(t, c.fleet.Drain(t.Context(), "r0"))
+	testkit.NoError(t, c.fleet.Order(t.Context(), fleetstate.Drain{Replica: "r0"}))
 	waitFor(t, c, "the drain reaches the proxy", func(s Status) bool { return s.Nodes[0].Current && s.Epoch > 1 && s.Phase == "idle" })
 	requireOK(t)(post(t, c, "/policies/goal?slot=bid-select&goal=shadow", nil))
 	good.waitFor(t, c, "the next goal", func(w lifecycle.SlotSpec) bool { return w.Candidates[0].Goal == lifecycle.ToShadow })
@@ -261,7 +261,7 @@ func TestPolicySilentNode(t *testing.T) {
 			d.send(t, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: resources.ExtensionType, ResponseNonce: r.GetNonce()})
 		}
 	}
-	testkit.NoError(t, c.fleet.Drain(t.Context(), "r0"))
+	testkit.NoError(t, c.fleet.Order(t.Context(), fleetstate.Drain{Replica: "r0"}))
 	s := waitFor(t, c, "the plan at all groups", func(s Status) bool { return s.Epoch == 2 && s.PublishedEpoch == 2 && s.Phase == "idle" })
 	for _, n := range s.Nodes {
 		if n.Fenced {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/internal/cleantext"
+	"github.com/cascadeinfer/cascade/internal/wakeup"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/auditlog"
@@ -81,10 +82,7 @@ func (k *slotManager) setStored(slots []policyslots.Slot) {
 		}
 	}
 	k.mu.Unlock()
-	select {
-	case k.wakeup <- struct{}{}:
-	default:
-	}
+	wakeup.Send(k.wakeup)
 }
 
 // stored returns the slots, which must not be changed.

@@ -5,9 +5,6 @@ import (
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	loadstatsv3 "github.com/envoyproxy/go-control-plane/envoy/service/load_stats/v3"
-	"golang.org/x/sync/errgroup"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -62,16 +59,6 @@ func assignmentsByCluster(models []fleet.Model) map[string][]string {
 		}
 	}
 	return out
-}
-
-// register adds the service to a gRPC server that does not serve yet.
-func (l *proxyLoads) register(server *grpc.Server) {
-	loadstatsv3.RegisterLoadReportingServiceServer(server, l.service)
-}
-
-// run forgets disconnected proxies until ctx ends.
-func (l *proxyLoads) run(ctx context.Context, g *errgroup.Group) {
-	g.Go(func() error { return l.service.Run(ctx) })
 }
 
 // ActiveRequests implements publish.RequestCounter. Clusters with the same endpoints

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/wakeup"
 	"github.com/cascadeinfer/cascade/xds/auditlog"
 	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
@@ -46,10 +47,7 @@ func (f *refusals) add(o fleetstate.Refuse) {
 	f.mu.Lock()
 	f.pending[o.Model] = o
 	f.mu.Unlock()
-	select {
-	case f.added <- struct{}{}:
-	default:
-	}
+	wakeup.Send(f.added)
 }
 
 // run orders the rollbacks until the context ends.

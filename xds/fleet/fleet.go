@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/grpc/status"
 
+	"github.com/cascadeinfer/cascade/internal/wakeup"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/api"
@@ -39,7 +40,7 @@ type Config struct {
 	OnSlots func([]policyslots.Slot)
 	// OnPlan is called by Run for each decision that this control plane has stored and that replaced a
 	// model's plan, refinements excepted: they move a boundary every few seconds. It must not block. nil: not called.
-	OnPlan func(PlanDecision)
+	OnPlan func(fleetstate.Change)
 	// Proxies returns the load of the replicas as proxies see it; nil: unknown.
 	Proxies Proxies
 	Logger  *slog.Logger // nil discards
@@ -166,16 +167,8 @@ func (f *Fleet) SetReplicas(list []policies.Replica) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.replicas = append([]policies.Replica(nil), list...)
-	notify(f.replicasChanged)
+	wakeup.Send(f.replicasChanged)
 	return nil
-}
-
-// notify sends on a channel of capacity 1 unless it is full.
-func notify(changed chan<- struct{}) {
-	select {
-	case changed <- struct{}{}:
-	default:
-	}
 }
 
 // ReportCounts returns how many load reports were accepted, and how many streams

@@ -164,9 +164,9 @@ func (w *world) do(d *datadriven.TestData) {
 		}
 		w.wait(length)
 	case "drain":
-		w.printError(p.Drain(w.t.Context(), policies.ReplicaID(words[1])))
+		w.printError(p.Order(w.t.Context(), fleetstate.Drain{Replica: policies.ReplicaID(words[1])}))
 	case "undrain":
-		w.printError(p.Undrain(w.t.Context(), policies.ReplicaID(words[1])))
+		w.printError(p.Order(w.t.Context(), fleetstate.Undrain{Replica: policies.ReplicaID(words[1])}))
 	case "pin":
 		w.printError(p.Order(w.t.Context(), fleetstate.Pin{Model: "m", By: "ann"}))
 	case "confirm":

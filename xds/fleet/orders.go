@@ -35,16 +35,6 @@ func (f *Fleet) Order(ctx context.Context, o fleetstate.Order) error {
 	return fmt.Errorf("%w: the plan changed each time before the site's rules had answered; try again", fleetstate.ErrNotStored)
 }
 
-// Drain orders a drain; see orders.Drain.
-func (f *Fleet) Drain(ctx context.Context, id policies.ReplicaID) error {
-	return f.Order(ctx, fleetstate.Drain{Replica: id})
-}
-
-// Undrain orders the end of a drain; see orders.Undrain.
-func (f *Fleet) Undrain(ctx context.Context, id policies.ReplicaID) error {
-	return f.Order(ctx, fleetstate.Undrain{Replica: id})
-}
-
 // pendingOrder is an order that waits for its turn, or for the write that contains it.
 type pendingOrder struct {
 	order Ordered

@@ -81,7 +81,7 @@ func (w *world) start(name string, list []policies.Replica, shared, counters boo
 		conn.Close()
 		stop()
 		wg.Wait()
-		if err := f.Drain(context.Background(), "r0"); !errors.Is(err, reports.ErrStopped) {
+		if err := f.Order(context.Background(), fleetstate.Drain{Replica: "r0"}); !errors.Is(err, reports.ErrStopped) {
 			w.t.Errorf("an order to a control plane that has ended: %v", err)
 		}
 	}

@@ -143,9 +143,8 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 			if r.Model != m.Name || r.Removed && r.Stage < 0 {
 				continue
 			}
-			weight, health := s.registry.Served(r)
 			state.Replicas = append(state.Replicas, ReplicaState{
-				Endpoint: resources.Endpoint{Replica: r.Replica, Weight: weight, Health: health}, Stage: r.Stage,
+				Endpoint: resources.Endpoint{Replica: r.Replica, Weight: s.registry.ServedWeight(r), Health: r.Health}, Stage: r.Stage,
 				HealthSince: r.HealthSince, Reason: r.Reason.String(), HealthReason: r.HealthReason(), Faulty: r.Faulty(now), HealthChanges: r.HealthChanges,
 				Load: r.Report.Load, Reported: r.ReportedAt, Connected: r.Connected, Note: r.Note(), Estimate: r.Estimate,
 				Engine: r.Report.Engine, KnownPrefixes: r.Report.KnownPrefixes, Problems: s.registry.Problems(now, r), Drained: r.Drained, Stopping: r.Report.Draining && s.registry.Fresh(now, r), DrainProgress: r.Report.DrainProgress, Routes: r.Report.Routes, Topology: r.Topology(),

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -112,20 +111,11 @@ func (f *Fleet) handleWritten(ctx context.Context, r writeResult) {
 	f.nextOrder(ctx)
 }
 
-// PlanDecision is a decision that replaced a model's plan.
-type PlanDecision struct {
-	Model    string
-	Epoch    policies.Epoch // of the plan in force afterwards
-	Decision string         // adopted, rolled back, repaired, restated
-	Reason   string
-	By       string // an operator, or the control plane
-}
-
 // announcePlans calls Config.OnPlan for the changes that it is for.
 func (f *Fleet) announcePlans(changes []fleetstate.Change) {
 	for _, c := range changes {
 		if f.cfg.OnPlan != nil && c.Replaces() && c.Decision != planner.Refined {
-			f.cfg.OnPlan(PlanDecision{Model: c.Model, Epoch: c.Epoch, Decision: c.Decision, Reason: c.Reason, By: c.By})
+			f.cfg.OnPlan(c)
 		}
 	}
 }

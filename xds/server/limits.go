@@ -18,9 +18,9 @@ type Limits struct {
 	// Request bounds the bytes of every later request. 0 means 512 KiB: a
 	// client of the older protocol lists all its names in each.
 	Request int
-	// StreamNames and NodeNames bound the resource names that one stream, and
-	// all streams of a node, subscribe to at a time. 0 means 16384 for a node, and as many for a stream.
-	StreamNames, NodeNames int
+	// NodeNames bounds the resource names that all streams of a node together
+	// subscribe to at a time. 0 means 16384.
+	NodeNames int
 	// NodeBytes bounds the bytes of all names that a node subscribes to at a
 	// time. 0 means 256 for each of NodeNames.
 	NodeBytes int
@@ -63,7 +63,6 @@ func (l Limits) complete() Limits {
 	l.FirstRequest = cmp.Or(l.FirstRequest, defaultFirstRequest)
 	l.Request = cmp.Or(l.Request, defaultRequest)
 	l.NodeNames = cmp.Or(l.NodeNames, defaultNodeNames)
-	l.StreamNames = cmp.Or(l.StreamNames, l.NodeNames)
 	l.NodeBytes = cmp.Or(l.NodeBytes, l.NodeNames*defaultNameBytes)
 	l.Streams = cmp.Or(l.Streams, defaultStreams)
 	l.Rate = cmp.Or(l.Rate, defaultRate)
@@ -76,7 +75,7 @@ func (l Limits) complete() Limits {
 
 // validate rejects negative limits.
 func (l Limits) validate() error {
-	for _, n := range [...]int{l.FirstRequest, l.Request, l.StreamNames, l.NodeNames, l.NodeBytes, l.Streams, l.Rate, l.Burst, l.Nodes} {
+	for _, n := range [...]int{l.FirstRequest, l.Request, l.NodeNames, l.NodeBytes, l.Streams, l.Rate, l.Burst, l.Nodes} {
 		if n < 0 {
 			return fmt.Errorf("limit %d: must not be negative", n)
 		}

@@ -31,7 +31,7 @@ func requireEnd(t *testing.T, c *client, code codes.Code, text string) {
 // TestLimits runs testdata/limits.txt, in which one node exceeds every limit, while
 // another one continues.
 func TestLimits(t *testing.T) {
-	limits := server.Limits{FirstRequest: 5000, Request: 2000, StreamNames: 10, NodeNames: 15, NodeBytes: 2500, Streams: 3, Rate: 10, Burst: 20, Nodes: 3}
+	limits := server.Limits{FirstRequest: 5000, Request: 2000, NodeNames: 10, NodeBytes: 2500, Streams: 3, Rate: 10, Burst: 20, Nodes: 3}
 	for _, scenario := range readScenarios(t, "testdata/limits.txt") {
 		t.Run(scenario.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

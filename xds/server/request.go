@@ -122,9 +122,6 @@ func (g *limitedStream) applySubscription(typ string, node *corev3.Node, m reque
 		g.subscriptions.applySotW(typ, r.GetResourceNames())
 	}
 	now := g.subscriptions.size()
-	if most := g.server.cfg.Limits.StreamNames; now.names > most {
-		return status.Errorf(codes.ResourceExhausted, "stream subscribes to more than %d names", most)
-	}
 	if err := g.node.updateNames(g.counted, now); err != nil {
 		return err
 	}

@@ -9,6 +9,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"github.com/cascadeinfer/cascade/internal/wakeup"
 )
 
 // limitedStream is one stream with limits. The server behind it receives in one
@@ -87,10 +89,7 @@ func (g *limitedStream) onTimeout() {
 	}
 	g.mu.Unlock()
 	_ = g.end(status.Error(codes.DeadlineExceeded, what))
-	select {
-	case g.timedOut <- struct{}{}:
-	default: // it has fired before
-	}
+	wakeup.Send(g.timedOut)
 }
 
 // end records and logs why this package ends the stream, unless it has ended,

@@ -13,6 +13,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"github.com/cascadeinfer/cascade/internal/atomicfile"
+	"github.com/cascadeinfer/cascade/internal/wakeup"
 )
 
 const (
@@ -196,10 +197,10 @@ func (f *file) watchRoot(ctx context.Context, changed chan<- struct{}, add func(
 		select {
 		case e := <-w.Events:
 			if e.Name == f.path() {
-				Signal(changed)
+				wakeup.Send(changed)
 			}
 		case <-w.Errors: // events may have been lost, by an overflow for instance
-			Signal(changed)
+			wakeup.Send(changed)
 		case <-ctx.Done():
 			return
 		}

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	"github.com/cascadeinfer/cascade/internal/wakeup"
 )
 
 // memory is a Backend that lives as long as the process. Its limits are small, so that all
@@ -76,20 +78,12 @@ func (m *memory) WatchRoot(ctx context.Context, changed chan<- struct{}) {
 		m.mu.Lock()
 		next := m.changed
 		m.mu.Unlock()
-		Signal(changed)
+		wakeup.Send(changed)
 		select {
 		case <-next:
 		case <-ctx.Done():
 			return
 		}
-	}
-}
-
-// Signal sends to a channel of capacity 1, unless a signal waits there.
-func Signal(changed chan<- struct{}) {
-	select {
-	case changed <- struct{}{}:
-	default:
 	}
 }
 

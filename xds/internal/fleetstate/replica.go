@@ -22,7 +22,7 @@ type Replica struct {
 	Report     loadreport.Report
 	ReportedAt time.Time        // when Report came; zero: never
 	Connected  bool             // a report stream is open
-	Weight     uint32           // to be served; see Registry.Served
+	Weight     uint32           // to be served; see Registry.ServedWeight
 	Health     resources.Health // as of the last Refresh
 	Reason     Reason           // for Health
 	// HealthSince is when Health began, and HealthChanges how often each began, but for

@@ -18,20 +18,14 @@ type served struct {
 	health resources.Health
 }
 
-// Served returns the weight and the health of a replica that are published to proxies.
-// The weight is that of the leader, where several control planes share a store. The
-// health is what this control plane sees itself: the store may be late or fail.
-func (g *Registry) Served(r *Replica) (weight uint32, health resources.Health) {
-	if !g.cfg.Shared {
-		return r.Weight, r.Health
-	}
-	return r.stored.weight, r.Health
-}
-
-// ServedWeight returns the weight that is published to proxies.
+// ServedWeight returns the weight of a replica that is published to proxies: that of the
+// leader, where several control planes share a store. The published health is what this
+// control plane sees itself: the store may be late or fail.
 func (g *Registry) ServedWeight(r *Replica) uint32 {
-	weight, _ := g.Served(r)
-	return weight
+	if !g.cfg.Shared {
+		return r.Weight
+	}
+	return r.stored.weight
 }
 
 // ApplyStored applies what a stored object records of the replicas, and reports whether

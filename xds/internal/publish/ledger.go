@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cascadeinfer/cascade/internal/wakeup"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -86,13 +87,6 @@ func NewLedger(log *slog.Logger) *Ledger {
 // Changed is signalled, at least once, after every change of a node's acknowledged
 // resources.
 func (l *Ledger) Changed() <-chan struct{} { return l.changed }
-
-func (l *Ledger) signal() {
-	select {
-	case l.changed <- struct{}{}:
-	default:
-	}
-}
 
 // classify assigns all nodes, present and future, to groups, and decides which count;
 // nil: all.
@@ -251,7 +245,7 @@ func (l *Ledger) closeStream(key streamKey) {
 		}
 		l.log.Log(context.Background(), n.logLevel(), "node disconnected", "node", n.id)
 	}
-	l.signal()
+	wakeup.Send(l.changed)
 }
 
 // streamOfLocked returns the stream of a request, and binds it to its node at
@@ -380,7 +374,7 @@ func (l *Ledger) recordReplyLocked(s *stream, sub *subscription, r reply) {
 	} else {
 		s.node.planEpoch = cmp.Or(sub.acknowledge(r.GetResponseNonce()).epoch, s.node.planEpoch)
 	}
-	l.signal()
+	wakeup.Send(l.changed)
 }
 
 // recordNACKLocked records a NACK and logs the first one of a row. Three kinds of NACKs never reach the

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/wakeup"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -160,10 +161,7 @@ func (p *Publisher) Submit(v resources.View) {
 	p.mu.Lock()
 	p.submitted = &v
 	p.mu.Unlock()
-	select {
-	case p.wakeup <- struct{}{}:
-	default:
-	}
+	wakeup.Send(p.wakeup)
 }
 
 // Run publishes until the context ends. The sets then stay applied.

@@ -9,6 +9,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/cascadeinfer/cascade/internal/wakeup"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -84,7 +85,7 @@ func (c *Client) WatchRoot(ctx context.Context, changed chan<- struct{}) {
 		if r.Err() != nil {
 			return
 		}
-		store.Signal(changed)
+		wakeup.Send(changed)
 	}
 }
 

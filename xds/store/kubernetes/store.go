@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 
+	"github.com/cascadeinfer/cascade/internal/wakeup"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -162,7 +163,7 @@ func (c *Client) WatchRoot(ctx context.Context, changed chan<- struct{}) {
 			if !ok || e.Type == watch.Error {
 				return
 			}
-			store.Signal(changed)
+			wakeup.Send(changed)
 		case <-ctx.Done():
 			return
 		}
