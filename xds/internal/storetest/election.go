@@ -130,3 +130,30 @@ func (e *Election) Stop() {
 		e.two = nil
 	}
 }
+
+// RunPartition separates a control plane from its store while it holds a lease, and delivers what it had sent afterwards:
+// another one leads after the term, never both, and the late write changes nothing. All clocks differ, by up to an hour.
+// open returns the same plan each time, behind a link of its own.
+func RunPartition(t *testing.T, rounds int, open func() (store.Plans, Link)) {
+	var links []Link
+	e := NewElection(t)
+	for i, off := range []time.Duration{0, time.Hour, -time.Hour} {
+		s, link := open()
+		links = append(links, link)
+		e.Add(fmt.Sprint("p", i), off, s)
+	}
+	for round := range rounds {
+		leader := e.AwaitLeader(-1)
+		links[leader].Partition()
+		began := time.Now()
+		next := e.AwaitLeader(leader)
+		t.Logf("round %d: p%d leads %v after p%d was cut off", round, next, time.Since(began), leader)
+		time.Sleep(time.Second) // it writes meanwhile
+		links[leader].Heal()
+		time.Sleep(2 * store.LeaseTerm)
+		if now := e.AwaitLeader(-1); now != next {
+			t.Errorf("round %d: p%d leads instead of p%d, which was not disturbed", round, now, next)
+		}
+	}
+	e.Stop()
+}

@@ -3,7 +3,6 @@ package etcd_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -188,33 +187,14 @@ func TestUsers(t *testing.T) {
 	f.Await(2)
 }
 
-// TestPartition separates a control plane from etcd while it holds a lease, and delivers what
-// it had sent afterwards: another one leads after the term, never both, and the late write
-// changes nothing. All clocks differ, by up to an hour.
+// TestPartition runs storetest.RunPartition on etcd.
 func TestPartition(t *testing.T) {
 	testkit.SkipSlow(t)
 	t.Parallel()
 	cluster := etcdtest.Start(t, etcdtest.Config{})
 	prefix := newPrefix()
-	var links []*etcdtest.Link
-	w := storetest.NewElection(t)
-	for i, off := range []time.Duration{0, time.Hour, -time.Hour} {
+	storetest.RunPartition(t, 4, func() (store.Plans, storetest.Link) {
 		link := etcdtest.NewLink(t, cluster.Members[0].Endpoint)
-		links = append(links, link)
-		w.Add(fmt.Sprint("p", i), off, store.New(open(t, prefix, link.Endpoint)))
-	}
-	for round := range 4 {
-		leader := w.AwaitLeader(-1)
-		links[leader].Partition()
-		began := time.Now()
-		next := w.AwaitLeader(leader)
-		t.Logf("round %d: p%d leads %v after p%d was cut off", round, next, time.Since(began), leader)
-		time.Sleep(time.Second) // it writes meanwhile
-		links[leader].Heal()
-		time.Sleep(2 * store.LeaseTerm)
-		if now := w.AwaitLeader(-1); now != next {
-			t.Errorf("round %d: p%d leads instead of p%d, which was not disturbed", round, now, next)
-		}
-	}
-	w.Stop()
+		return store.New(open(t, prefix, link.Endpoint)), link
+	})
 }

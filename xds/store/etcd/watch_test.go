@@ -1,8 +1,7 @@
 package etcd_test
 
 import (
-	"errors"
-	"strings"
+	"slices"
 	"testing"
 	"time"
 
@@ -19,32 +18,11 @@ func testCompacted(t *testing.T, cluster *etcdtest.Cluster) {
 	storetest.RunCompacted(t, store.New(open(t, prefix, cluster.Endpoints()...)), store.New(open(t, prefix, link.Endpoint)), link, cluster.Compact)
 }
 
-// testWatchCut closes the connections of a watch, and lets one hang: what was stored arrives
-// by the next read at the latest, and later changes do, too.
+// testWatchCut runs storetest.RunWatchCut on etcd.
 func testWatchCut(t *testing.T, cluster *etcdtest.Cluster) {
 	prefix, link := newPrefix(), etcdtest.NewLink(t, cluster.Members[0].Endpoint)
-	s := store.New(open(t, prefix, cluster.Endpoints()...))
-	f := storetest.Follow(t, store.New(open(t, prefix, link.Endpoint)))
-	v, epoch := store.Version(""), policies.Epoch(0)
-	swap := func() {
-		epoch++
-		var err error
-		v, err = s.CompareAndSwap(t.Context(), v, storetest.Object(epoch))
-		testkit.NoError(t, err)
-	}
-	swap()
-	f.Await(epoch)
-	for range 5 {
-		link.Cut()
-		swap()
-		f.Await(epoch)
-	}
-	link.Partition()
-	if err := f.AwaitError(); !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "no answer in time") {
-		t.Errorf("the error of a partition is %v", err)
-	}
-	link.Heal()
-	f.Await(epoch)
+	s, watched := store.New(open(t, prefix, cluster.Endpoints()...)), store.New(open(t, prefix, link.Endpoint))
+	storetest.RunWatchCut(t, s, watched, link, slices.Repeat([]func(){link.Cut}, 5), func() {})
 }
 
 // testLostAnswer loses the answer of a write that was made: the write succeeds, and is made once.

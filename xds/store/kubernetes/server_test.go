@@ -103,32 +103,13 @@ func testGone(t *testing.T, a api, stop, start func()) {
 	f.Await(3)
 }
 
-// testPartition separates a control plane from the API server while it holds a lease, and
-// delivers what it had sent afterwards: another one leads after the term, never both. All clocks
-// differ, by up to an hour.
+// testPartition runs storetest.RunPartition on an API server.
 func testPartition(t *testing.T, server *kubetest.Server, a api) {
 	name := newName()
-	var links []*etcdtest.Link
-	w := storetest.NewElection(t)
-	for i, off := range []time.Duration{0, time.Hour, -time.Hour} {
+	storetest.RunPartition(t, 3, func() (store.Plans, storetest.Link) {
 		link := etcdtest.NewLink(t, server.Address)
-		links = append(links, link)
-		w.Add(fmt.Sprint("p", i), off, store.New(a.through(link).open(t, name)))
-	}
-	for round := range 3 {
-		leader := w.AwaitLeader(-1)
-		links[leader].Partition()
-		began := time.Now()
-		next := w.AwaitLeader(leader)
-		t.Logf("round %d: p%d leads %v after p%d was cut off", round, next, time.Since(began), leader)
-		time.Sleep(time.Second) // it writes meanwhile
-		links[leader].Heal()
-		time.Sleep(2 * store.LeaseTerm)
-		if now := w.AwaitLeader(-1); now != next {
-			t.Errorf("round %d: p%d leads instead of p%d, which was not disturbed", round, now, next)
-		}
-	}
-	w.Stop()
+		return store.New(a.through(link).open(t, name)), link
+	})
 }
 
 // roleFile is what users apply.

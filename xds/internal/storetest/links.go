@@ -1,6 +1,8 @@
 package storetest
 
 import (
+	"errors"
+	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
@@ -34,4 +36,33 @@ func RunCompacted(t *testing.T, s, watched store.Plans, link Link, compact func(
 	_, err = s.CompareAndSwap(t.Context(), v, Object(5))
 	testkit.NoError(t, err)
 	f.Await(5)
+}
+
+// RunWatchCut checks a watch that is cut off in several ways, and then hangs: what was stored arrives by the next read at
+// the latest, and later changes do, too. s writes, and watched is the same plan behind the link; it must be empty. resumed
+// waits until the watch is there again.
+func RunWatchCut(t *testing.T, s, watched store.Plans, link Link, cuts []func(), resumed func()) {
+	f, v, epoch := Follow(t, watched), store.Version(""), policies.Epoch(0)
+	swap := func() {
+		t.Helper()
+		epoch++
+		var err error
+		v, err = s.CompareAndSwap(t.Context(), v, Object(epoch))
+		testkit.NoError(t, err)
+		f.Await(epoch)
+	}
+	resumed()
+	swap()
+	for _, cut := range cuts {
+		cut()
+		swap()
+		resumed()
+	}
+	link.Partition()
+	if err := f.AwaitError(); !errors.Is(err, store.ErrUnavailable) || !strings.Contains(err.Error(), "no answer in time") {
+		t.Errorf("the error of a partition is %v", err)
+	}
+	link.Heal()
+	f.Await(epoch)
+	swap()
 }
