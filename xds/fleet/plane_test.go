@@ -14,6 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/internal/testkit/memgrpc"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/internal/reports"
 )
 

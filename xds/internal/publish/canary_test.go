@@ -55,7 +55,7 @@ func (a *routeAudit) countBad(node string) int {
 	return a.sent[node+" "+a.bad]
 }
 
-// startGroupedControlPlane is startControlPlane with a canary group. It renders
+// startGroupedControlPlane runs a control plane with a canary group. It renders
 // plans with an even epoch with two virtual hosts for every name, which Envoy
 // refuses.
 func startGroupedControlPlane(t *testing.T) (*controlPlane, *routeAudit) {

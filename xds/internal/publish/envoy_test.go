@@ -42,17 +42,6 @@ type controlPlane struct {
 	stop      func()
 }
 
-// countingLedger is a ledger that counts the resources sent.
-type countingLedger struct {
-	*publish.Ledger
-	sent *atomic.Int64
-}
-
-func (c countingLedger) OnStreamDeltaResponse(id int64, req *discoveryv3.DeltaDiscoveryRequest, resp *discoveryv3.DeltaDiscoveryResponse) {
-	c.sent.Add(int64(len(resp.Resources)))
-	c.Ledger.OnStreamDeltaResponse(id, req, resp)
-}
-
 // newControlPlane completes the configuration with a cache and a ledger. It serves
 // nothing yet.
 func newControlPlane(t *testing.T, cfg publish.Config) *controlPlane {
@@ -69,14 +58,6 @@ func newControlPlane(t *testing.T, cfg publish.Config) *controlPlane {
 	if p.publisher, err = publish.New(cfg); err != nil {
 		t.Fatal(err)
 	}
-	return p
-}
-
-// startControlPlane serves at an address; "" is any free one.
-func startControlPlane(t *testing.T, address string) *controlPlane {
-	t.Helper()
-	p := newControlPlane(t, publish.Config{})
-	p.serve(t, address, p.ads(countingLedger{p.ledger, &p.sent}))
 	return p
 }
 
@@ -260,7 +241,7 @@ func startLoad(t *testing.T, clients ...*client) (stop func() int64) {
 // a stage: the next longer stage serves until the replica returns.
 func TestEnvoyFailsOverAlone(t *testing.T) {
 	backends := startBackends(t, "a", "b", "c", "d")
-	p := startControlPlane(t, "")
+	p, _ := startServices(t, "")
 	view := backendView(backends, 1, []policies.Tokens{1000, 5000}, "a", "b c", "d")
 	p.publisher.Submit(view)
 	c := newClient(t, startEnvoy(t, "edge", p.address))

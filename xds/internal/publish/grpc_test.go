@@ -72,7 +72,7 @@ func TestGRPC(t *testing.T) {
 	for _, id := range []string{"a", "b", "c"} {
 		backends[id] = startGRPC(t, id)
 	}
-	p := startControlPlane(t, "")
+	p, _ := startServices(t, "")
 	p.publisher.Submit(backendView(backends, 1, []policies.Tokens{1000, 9000}, "a", "b", "c"))
 	call := dialXDS(t, fmt.Appendf(nil, `{
 		"node": {"id": "grpc-1"},

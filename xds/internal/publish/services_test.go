@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,7 +28,8 @@ import (
 // acknowledges them. On streams per type, only the publisher orders clusters,
 // endpoints and routes.
 type orderRecorder struct {
-	countingLedger
+	*publish.Ledger
+	sent       *atomic.Int64 // resources sent
 	cache      *slotCache
 	mu         sync.Mutex
 	sentBefore map[int64]map[string]bool // on each stream, by type and name
@@ -64,6 +66,7 @@ func (w *orderRecorder) hasChanges(id int64, resp *discoveryv3.DeltaDiscoveryRes
 }
 
 func (w *orderRecorder) OnStreamDeltaResponse(id int64, req *discoveryv3.DeltaDiscoveryRequest, resp *discoveryv3.DeltaDiscoveryResponse) {
+	w.sent.Add(int64(len(resp.Resources)))
 	w.mu.Lock()
 	changed := w.hasChanges(id, resp)
 	switch resp.GetTypeUrl() {
@@ -78,7 +81,7 @@ func (w *orderRecorder) OnStreamDeltaResponse(id int64, req *discoveryv3.DeltaDi
 		}
 	}
 	w.mu.Unlock()
-	w.countingLedger.OnStreamDeltaResponse(id, req, resp)
+	w.Ledger.OnStreamDeltaResponse(id, req, resp)
 }
 
 func (w *orderRecorder) OnStreamDeltaRequest(id int64, req *discoveryv3.DeltaDiscoveryRequest) error {
@@ -88,7 +91,7 @@ func (w *orderRecorder) OnStreamDeltaRequest(id int64, req *discoveryv3.DeltaDis
 		w.acked = time.Now()
 	}
 	w.mu.Unlock()
-	return w.countingLedger.OnStreamDeltaRequest(id, req)
+	return w.Ledger.OnStreamDeltaRequest(id, req)
 }
 
 // OnDeltaStreamClosed forgets responses that will not be acknowledged: Envoy
@@ -98,7 +101,7 @@ func (w *orderRecorder) OnDeltaStreamClosed(id int64, n *corev3.Node) {
 	delete(w.sentBefore, id)
 	maps.DeleteFunc(w.open, func(o openResponse, _ bool) bool { return o.stream == id })
 	w.mu.Unlock()
-	w.countingLedger.OnDeltaStreamClosed(id, n)
+	w.Ledger.OnDeltaStreamClosed(id, n)
 }
 
 // slotCache is the cache with an estimator for the slot inside proxies in every
@@ -139,12 +142,12 @@ func (s *slotCache) setEstimator(t *testing.T, word string) {
 	}
 }
 
-// startServices is startControlPlane with every xDS service.
+// startServices runs a control plane with every xDS service at an address; "" is any free one.
 func startServices(t *testing.T, address string) (*controlPlane, *orderRecorder) {
 	t.Helper()
 	shared := &slotCache{Cache: cache.New(cache.Config{SecretsFor: func(string) bool { return true }}), sets: make(map[string]resources.Set)}
 	p := newControlPlane(t, publish.Config{Cache: shared})
-	w := &orderRecorder{countingLedger: countingLedger{p.ledger, &p.sent}, cache: shared, sentBefore: make(map[int64]map[string]bool), open: make(map[openResponse]bool)}
+	w := &orderRecorder{Ledger: p.ledger, sent: &p.sent, cache: shared, sentBefore: make(map[int64]map[string]bool), open: make(map[openResponse]bool)}
 	services, err := server.New(server.Config{Cache: shared, Callbacks: w})
 	testkit.NoError(t, err)
 	p.serve(t, address, func(ctx context.Context, s *grpc.Server) { services.Register(ctx, s) })
