@@ -166,7 +166,7 @@ type fields struct {
 	hasParent             bool
 	parent                uint64
 	blockTokens, group    uint64
-	lora, medium          []byte
+	lora, salt, medium    []byte
 	spec, locality        []byte
 	extra                 reader // the field's value; no bytes if there is none
 	hashesFrom, tokenFrom int
@@ -244,6 +244,8 @@ func (d *Decoder) decodeField(r *reader, e *fields, name []byte) {
 		e.medium = optional(r)
 	case "lora_name":
 		e.lora = optional(r)
+	case "cache_salt": // some engines state it here, not in extra_keys
+		e.salt = optional(r)
 	case "kv_cache_spec_kind":
 		e.spec = optional(r)
 	case "locality":

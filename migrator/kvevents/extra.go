@@ -19,7 +19,7 @@ var errExtra = errors.New("KV events have malformed extra_keys")
 // digests of prompt embeddings. The adapter and the salt belong to the root, so that a prompt
 // whose ids are known can be looked up by them.
 func (d *Decoder) decodeExtra(e *event, f *fields) error {
-	var salt []byte
+	salt := f.salt
 	r := f.extra
 	if len(r.b) > 0 && !r.isNil() {
 		blocks := e.hashes.to - e.hashes.from

@@ -1,7 +1,6 @@
 package handofftest
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"slices"
@@ -13,9 +12,13 @@ import (
 	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
-// Engine is an engine that publishes KV events, with a prefix cache that is soon full, and vLLM's endpoints of its development mode.
+// Engine is an engine that publishes KV events, with a prefix cache that is soon full.
 // All fields are required.
 type Engine struct {
+	// SGLang says that it has SGLang's endpoint that empties the cache. Other engines have vLLM's endpoints of its development
+	// mode, and its counters.
+	SGLang bool
+
 	URL, Model                      string
 	Endpoint, ReplayEndpoint, Topic string // as in its --kv-events-config
 	BlockTokens                     int
@@ -76,24 +79,31 @@ func Play(t *testing.T, e Engine) {
 	p.follow = newFollower(t, e)
 	p.turns(6)
 
-	// Nothing is found after a reset. It succeeds while a request runs if that is preempted.
-	p.reset("", true)
+	// Nothing is found after a reset.
+	p.reset("")
 	p.requireNothingKnown("a reset")
 	p.turns(6)
-	running := &conversation{ids: p.random(2 * e.BlockTokens)}
-	began := p.counter("vllm:prefix_cache_queries_total")
-	p.askBeside(&wg, running, e.Tokens/2)
-	testkit.WaitFor(t, "a request runs", func() bool { return p.counter("vllm:prefix_cache_queries_total") > began })
-	p.reset("?reset_running_requests=true", true)
-	wg.Wait()
-	p.requireNothingKnown("a reset with a running request")
-	p.turn(running, 1)
+	if !e.SGLang { // SGLang empties no cache while a request runs
+		p.resetWithRunning(&wg)
+	}
 
 	// In a new life the engine holds nothing.
 	p.turns(6)
 	e.Restart()
 	p.requireNothingKnown("a restart")
 	p.turns(10)
+}
+
+// resetWithRunning resets the prefix cache while a request runs, which vLLM preempts for that.
+func (p *player) resetWithRunning(wg *sync.WaitGroup) {
+	running := &conversation{ids: p.random(2 * p.BlockTokens)}
+	began := p.counter("vllm:prefix_cache_queries_total")
+	p.askBeside(wg, running, p.Tokens/2)
+	testkit.WaitFor(p.t, "a request runs", func() bool { return p.counter("vllm:prefix_cache_queries_total") > began })
+	p.reset("?reset_running_requests=true")
+	wg.Wait()
+	p.requireNothingKnown("a reset with a running request")
+	p.turn(running, 1)
 }
 
 // Fault is something that goes wrong between an engine and its follower.
@@ -124,7 +134,7 @@ func PlayFault(t *testing.T, e Engine, f Fault) {
 			}
 		}
 		f.End()
-		p.reset("", true)
+		p.reset("")
 		p.requireNothingKnown("a fault and a reset")
 	case f.Late:
 		f.End()
@@ -185,6 +195,13 @@ func (p *player) turn(c *conversation, output int) int {
 	p.t.Helper()
 	p.settle()
 	known, length := p.known(c), len(c.ids)
+	if p.SGLang {
+		found := p.ask(c, output)
+		if found != known {
+			p.t.Errorf("the index knows %d of %d tokens, the engine finds %d\n%s", known, length, found, &p.follow.log)
+		}
+		return found
+	}
 	queries, hits := p.counter("vllm:prefix_cache_queries_total"), p.counter("vllm:prefix_cache_hits_total")
 	found := p.ask(c, output)
 	testkit.WaitFor(p.t, "the metrics of a request", func() bool {
@@ -244,11 +261,15 @@ func (p *player) known(c *conversation) int {
 }
 
 // reset resets the prefix cache.
-func (p *player) reset(query string, want bool) {
+func (p *player) reset(query string) {
 	p.t.Helper()
-	answer, err := readPost(p.t.Context(), p.http, p.URL+"/reset_prefix_cache"+query, nil)
+	path := "/reset_prefix_cache" + query
+	if p.SGLang {
+		path = "/flush_cache"
+	}
+	answer, err := readPost(p.t.Context(), p.http, p.URL+path, nil)
 	testkit.NoError(p.t, err)
-	if got := string(answer); got != fmt.Sprintf(`{"success":%v}`, want) {
+	if got := string(answer); !p.SGLang && got != `{"success":true}` {
 		p.t.Errorf("reset%s: %s", query, got)
 	}
 }

@@ -25,6 +25,24 @@ func TestSGLang(t *testing.T) {
 	t.Run("death", func(t *testing.T) { testDeath(t, newFleet(t, engines, nil)) }) // the last one: it kills an engine
 }
 
+// TestSGLangKVEvents follows the events of a stock SGLang with a small prefix cache, through turns, evictions, salts, resets
+// and a restart.
+func TestSGLangKVEvents(t *testing.T) {
+	const tokens = 2304
+	addresses := testkit.Addresses(t, 2)
+	each := handofftest.Engine{
+		SGLang: true, Model: model, Endpoint: "tcp://" + addresses[0], ReplayEndpoint: "tcp://" + addresses[1], Topic: "kv", BlockTokens: block, Tokens: tokens,
+	}
+	e := newSGLangs(t, 1, "--page-size", fmt.Sprint(block), "--max-total-tokens", fmt.Sprint(tokens), "--enable-cache-report",
+		"--kv-events-config", fmt.Sprintf(`{"publisher": "zmq", "endpoint": %q, "replay_endpoint": %q, "topic": %q}`, each.Endpoint, each.ReplayEndpoint, each.Topic))[0]
+	each.URL = e.URL
+	each.Restart = func() {
+		e.Kill()
+		e.restart()
+	}
+	handofftest.Play(t, each)
+}
+
 // newSGLangs starts engines of SGLang and returns once all of them serve. They end with the test.
 func newSGLangs(t testing.TB, n int, args ...string) []*engine {
 	t.Helper()
