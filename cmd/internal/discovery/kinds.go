@@ -97,23 +97,35 @@ func (d *decider) change(accepted, group []*candidate, wanted map[*candidate]con
 	for _, c := range group {
 		former[c], c.replica = c.replica, wanted[c]
 	}
-	errs := d.checkCandidates(accepted)
+	d.settle(accepted, group, func(c *candidate, why string) {
+		c.replica = former[c]
+		c.keepFormer(why)
+	})
+}
+
+// settle rejects those of a group among all that the fleet file refuses, or the whole group if it does not fit in,
+// whichever is named. It returns all that are not left out then.
+func (d *decider) settle(all, group []*candidate, reject func(c *candidate, why string)) []*candidate {
+	errs := d.checkCandidates(all)
 	if len(errs) == 0 {
-		return
+		return all
 	}
 	for _, e := range errs {
-		if i, ok := replicaIndex(e.Path); ok && slices.Contains(group, accepted[i]) {
-			accepted[i].replica = former[accepted[i]]
-			accepted[i].keepFormer(field(e.Path) + ": " + e.Msg)
+		if i, ok := replicaIndex(e.Path); ok && all[i].State != LeftOut && slices.Contains(group, all[i]) {
+			reject(all[i], field(e.Path)+": "+e.Msg)
 		}
 	}
-	if errs = d.checkCandidates(accepted); len(errs) == 0 {
-		return
+	isLeftOut := func(c *candidate) bool { return c.State == LeftOut }
+	all = slices.DeleteFunc(slices.Clone(all), isLeftOut)
+	if errs = d.checkCandidates(all); len(errs) == 0 {
+		return all
 	}
-	for _, c := range group { // the group does not fit in, whichever is named
-		c.replica = former[c]
-		c.keepFormer(field(errs[0].Path) + ": " + errs[0].Msg)
+	for _, c := range group {
+		if c.State != LeftOut {
+			reject(c, field(errs[0].Path)+": "+errs[0].Msg)
+		}
 	}
+	return slices.DeleteFunc(all, isLeftOut)
 }
 
 // kindOf returns a text that is equal for new replicas that the fleet file treats alike;
@@ -138,24 +150,7 @@ func sameSettings(a, b config.Replica) bool {
 // accept adds a group of candidates to those accepted, but for the ones that the fleet
 // file refuses, which are left out.
 func (d *decider) accept(accepted, group []*candidate) []*candidate {
-	all := slices.Concat(accepted, group)
-	errs := d.checkCandidates(all)
-	for _, e := range errs {
-		if i, ok := replicaIndex(e.Path); ok && i >= len(accepted) && all[i].State != LeftOut {
-			all[i].leaveOut("%s: %s", field(e.Path), e.Msg)
-		}
-	}
-	if len(errs) == 0 {
-		return all
-	}
-	all = slices.DeleteFunc(all, func(c *candidate) bool { return c.State == LeftOut })
-	if errs = d.checkCandidates(all); len(errs) == 0 {
-		return all
-	}
-	for _, c := range all[len(accepted):] { // the group does not fit in, whichever is named
-		c.leaveOut("%s: %s", field(errs[0].Path), errs[0].Msg)
-	}
-	return accepted
+	return d.settle(slices.Concat(accepted, group), group, func(c *candidate, why string) { c.leaveOut("%s", why) })
 }
 
 // checkCandidates returns the errors of the fleet file that name one of these replicas; that
