@@ -9,18 +9,17 @@
 package enginecounters
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
-	"strconv"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/internal/atomicfile"
+	"github.com/cascadeinfer/cascade/migrator/dialect"
 )
 
 const (
@@ -188,31 +187,11 @@ func (w *Watcher) read(ctx context.Context, engine string) (counters, error) {
 
 // decode adds up the counters of the engines behind one address; false if they are not there.
 func decode(text []byte) (c counters, ok bool) {
-	for line := range bytes.Lines(text) {
-		name := line[:max(0, bytes.IndexAny(line, "{ "))]
-		var sum *float64
-		switch string(name) {
-		case "vllm:prompt_tokens_total":
-			sum = &c.prompt
-		case "vllm:prefix_cache_queries_total":
-			sum = &c.queries
-		case "vllm:prefix_cache_hits_total":
-			sum = &c.hits
-		case "vllm:generation_tokens_total":
-			sum, ok = &c.generated, true
-		default:
-			continue
-		}
-		fields := bytes.Fields(line[bytes.LastIndexByte(line, '}')+1:])
-		if len(fields) > 0 && line[len(name)] == ' ' {
-			fields = fields[1:] // without labels the name is the first
-		}
-		if len(fields) == 0 {
-			continue
-		}
-		if v, err := strconv.ParseFloat(string(fields[0]), 64); err == nil && v >= 0 && v < 1<<53 {
-			*sum += v
-		}
-	}
-	return c, ok
+	const prompt, generated = "vllm:prompt_tokens_total", "vllm:generation_tokens_total"
+	const queries, hits = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
+	samples := dialect.ReadSamples(text, func(name string) bool {
+		return name == prompt || name == generated || name == queries || name == hits
+	})
+	sum := func(name string) float64 { return samples.Sum(name, 1<<53) }
+	return counters{prompt: sum(prompt), queries: sum(queries), hits: sum(hits), generated: sum(generated)}, len(samples[generated]) > 0
 }
