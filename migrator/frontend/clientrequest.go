@@ -62,7 +62,7 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, body []
 	s := srv.newStream(ctx, session.Config{Request: request, MinTokens: req.MinOutput, Endpoint: e, Asked: asked, Resume: resume}, out, cancel)
 	s.dialect, s.header, s.requestID, s.begun = d, engineHeaders(r.Header), r.Header.Get(requestIDHeader), begun // what later legs, the log and latencies need
 	s.tenant = srv.admission.tenantOf(r.Header)
-	nameSpan(ctx, e, s.request)
+	nameSpan(ctx, e, s.cfg.Request)
 	prompt := srv.readPrompt(ctx, &req, s.header, srv.tokenizer.minKnown(arrival.Estimate))
 	s.root, arrival.Cached = prompt.root, prompt.cached
 	prompt.refineEstimate(&arrival)
@@ -71,8 +71,8 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, body []
 	memory.Resize(int64(len(p.bytes)))
 
 	lr := &legRequest{endpoint: e, header: r.Header, body: p, arrival: arrival, frontEnd: srv.cfg.Replica, stream: s,
-		request: s.request, root: prompt.root, minTokens: s.minTokens, epoch: 1, tenant: s.tenant, plain: out == nil, asksIDs: asked.HideIDs, prompt: &prompt, losses: readLosses(w, r.Header)}
-	lr.target = srv.place(s.request, &prompt, lr.plain)
+		request: s.cfg.Request, root: prompt.root, minTokens: s.cfg.MinTokens, epoch: 1, tenant: s.tenant, plain: out == nil, asksIDs: asked.HideIDs, prompt: &prompt, losses: readLosses(w, r.Header)}
+	lr.target = srv.place(s.cfg.Request, &prompt, lr.plain)
 	s.awaitPromptIDs(&prompt, lr.target.Prefill)
 	srv.mu.Lock()
 	srv.streams[s.id] = s

@@ -334,6 +334,11 @@ func (s *engineFacts) noteRefusesIDs(e openai.Endpoint) (isNew bool) {
 	return !s.withoutIDs[e].Swap(true)
 }
 
+// reportsCached reports whether the engine has stated the cached tokens of a prompt since it started.
+func (s *engineFacts) reportsCached() bool {
+	return engineinfo.Presence(s.promptDetails.Load()) == engineinfo.Present
+}
+
 // notePromptDetails records whether the usage of an answer contained the cached tokens.
 func (s *engineFacts) notePromptDetails(has bool) {
 	p := engineinfo.Absent

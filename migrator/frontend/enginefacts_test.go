@@ -331,7 +331,7 @@ func TestEngineLimitOfPeer(t *testing.T) {
 		hold := b.blockAt(4)
 		f.start(`{"model":"m","prompt":"x","max_tokens":90,"stream":true}`)
 		s := f.waitForStream(4)
-		if n := s.resume.Remaining(4); n != 36 {
+		if n := s.cfg.Resume.Remaining(4); n != 36 {
 			t.Errorf("after 4 tokens %d may follow elsewhere, want the 36 that the peer's engine would generate", n)
 		}
 		close(hold)

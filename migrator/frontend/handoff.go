@@ -118,7 +118,7 @@ func (v *idMove) keepKV(ctx context.Context, within time.Duration) error {
 	lr.endpoint, lr.stream, lr.request.ID = openai.Completions, nil, "" // it is no leg of the stream
 	lr.plain, lr.arrival.HasKV = true, true
 	kv := v.srv.kv()
-	lr.body = &payload{bytes: kv.Keep(&s.resume, v.ids)}
+	lr.body = &payload{bytes: kv.Keep(&s.cfg.Resume, v.ids)}
 	answer, err := v.srv.callOnce(ctx, lr)
 	if err == nil {
 		var connector string
@@ -154,7 +154,7 @@ func (v *idMove) warmUp(ctx context.Context, within time.Duration, fetch []byte)
 	defer s.clearOpening(l)
 	lr := s.laterLeg(v.m.To, 0, prompt, len(v.ids)-prompt)
 	lr.stream, lr.request.ID = nil, "" // it is no leg of the stream
-	lr.body = &payload{bytes: s.dialect.Continue(&s.resume, dialect.Continuation{IDs: v.ids, Warm: true, Fetch: fetch})}
+	lr.body = &payload{bytes: s.dialect.Continue(&s.cfg.Resume, dialect.Continuation{IDs: v.ids, Warm: true, Fetch: fetch})}
 	lr.fetches, lr.arrival.HasKV = fetch != nil, fetch != nil
 	if _, err := v.srv.callOnce(ctx, lr); err != nil {
 		return fmt.Errorf("%s does not warm up: %w", v.srv.replicaOf(v.m.To), l.causeOr(causeOf(ctx, err)))
@@ -174,7 +174,7 @@ func (v *idMove) openHandoff(ctx context.Context, within time.Duration) error {
 // up to its first token.
 func (v *idMove) open(ctx context.Context, ids []uint32, fetch []byte) (err error) {
 	lr := *v.request
-	body := v.g.stream.dialect.Continue(&v.g.stream.resume, dialect.Continuation{IDs: ids, Output: len(ids) - v.g.prompt, Fetch: fetch})
+	body := v.g.stream.dialect.Continue(&v.g.stream.cfg.Resume, dialect.Continuation{IDs: ids, Output: len(ids) - v.g.prompt, Fetch: fetch})
 	lr.epoch, lr.body, lr.arrival.HasKV, lr.fetches = v.g.number, &payload{bytes: body}, fetch != nil, fetch != nil
 	if v.leg, v.first, err = v.g.stream.openLaterLeg(ctx, &lr, len(v.g.ids)); err != nil {
 		return fmt.Errorf("%s gives no token: %w", v.srv.replicaOf(v.m.To), err)

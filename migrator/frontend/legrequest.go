@@ -200,7 +200,7 @@ func readLegRequest(e openai.Endpoint, h http.Header) (*legRequest, error) {
 // carries the client's headers, and its length is known.
 func (s *Stream) laterLeg(to policies.Target, epoch policies.Epoch, prompt, output int) *legRequest {
 	return &legRequest{
-		endpoint: s.endpoint, target: to, header: s.header, frontEnd: s.server.cfg.Replica, stream: s, request: s.Request(), root: s.root, epoch: epoch, tenant: s.tenant,
+		endpoint: s.cfg.Endpoint, target: to, header: s.header, frontEnd: s.server.cfg.Replica, stream: s, request: s.Request(), root: s.root, epoch: epoch, tenant: s.tenant,
 		arrival: loadtracker.Arrival{Input: policies.Tokens(prompt), Output: policies.Tokens(output)},
 	}
 }

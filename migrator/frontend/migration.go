@@ -154,7 +154,7 @@ func (srv *Server) executeMigration(ctx context.Context, g *migration, m Migrati
 	if err != nil {
 		return err
 	}
-	body := g.stream.dialect.Continue(&g.stream.resume, dialect.Continuation{Output: len(g.ids) - g.prompt})
+	body := g.stream.dialect.Continue(&g.stream.cfg.Resume, dialect.Continuation{Output: len(g.ids) - g.prompt})
 	lr.reservation, lr.arrival.HasKV = m.Reservation, true
 	if m.To.Address == "" {
 		if body, err = srv.adopt(lr, body); err != nil {
@@ -185,7 +185,7 @@ func (srv *Server) freeze(ctx context.Context, g *migration, m Migration) (*legR
 		return nil, err
 	}
 	output := len(g.ids) - g.prompt
-	if g.stream.resume.Remaining(output) == 0 {
+	if g.stream.cfg.Resume.Remaining(output) == 0 {
 		return nil, errors.New("no token is left to generate")
 	}
 	return g.stream.laterLeg(m.To, g.number, g.prompt, output), nil

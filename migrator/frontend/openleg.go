@@ -253,7 +253,7 @@ func (srv *Server) nextTarget(lr *legRequest, tried []policies.ReplicaID, err er
 	case !ownTried:
 		tried = append(slices.Clip(tried), self)
 	}
-	to, ok := srv.cfg.Rescuer.Rescue(lr.stream.request, tried)
+	to, ok := srv.cfg.Rescuer.Rescue(lr.stream.cfg.Request, tried)
 	to = srv.normalize(to)
 	return to, ok && to.Address != ""
 }

@@ -43,7 +43,6 @@ func (srv *Server) PrefixSummary(known uint64) (encoded []byte, version uint64) 
 // PrefixStatus is what a server knows of the prompts that its engine holds.
 type PrefixStatus struct {
 	loadtracker.PrefixStatus
-	Texts int // kibibytes of prompts whose tokens are known
 	// Tokenized counts the prompts whose token ids the engine has returned before it computed them,
 	// TokenizeFailed those that it refused or returned too late, and TokenizeSkipped those for
 	// which it was not called: they are too long, or it is busy, or has failed several times
@@ -54,7 +53,7 @@ type PrefixStatus struct {
 // PrefixStatus returns what is known of the prompts that the engine holds.
 func (srv *Server) PrefixStatus() PrefixStatus {
 	t := srv.tokenizer
-	return PrefixStatus{PrefixStatus: srv.prefixes.Status(), Texts: srv.texts.Len(),
+	return PrefixStatus{PrefixStatus: srv.prefixes.Status(),
 		Tokenized: t.answered.Load(), TokenizeFailed: t.failures.Load(), TokenizeSkipped: t.skipped.Load()}
 }
 
@@ -158,7 +157,7 @@ func (r *localLeg) recordPrompt(c *openai.Chunk) {
 	}
 	*buffer = ids
 	known := srv.prefixes.Begin(&r.chain, r.root, ids)
-	if srv.reportsCached.Load() {
+	if srv.engineFacts.reportsCached() {
 		return
 	}
 	r.work.SetCached(known)
@@ -183,12 +182,10 @@ func (r *localLeg) recordOutput(c *openai.Chunk) {
 func (r *localLeg) setUsage(u openai.Usage) {
 	srv := r.server
 	srv.engineFacts.notePromptDetails(u.HasCached)
-	if u.HasCached && u.Cached > 0 {
-		srv.reportsCached.Store(true)
-		srv.estimatesCached.Store(false)
-	}
 	cached := policies.Tokens(u.Cached)
-	if !u.HasCached && !srv.reportsCached.Load() {
+	if srv.engineFacts.reportsCached() {
+		srv.estimatesCached.Store(false)
+	} else {
 		cached = r.work.Counts().Cached
 		if cached > 0 {
 			srv.cachedLog.Do(func() {
@@ -205,7 +202,6 @@ func (srv *Server) forgetCached() {
 	srv.prefixes.Forget()
 	srv.texts.Forget()
 	srv.tokenizer.forget()
-	srv.reportsCached.Store(false)
 	srv.estimatesCached.Store(false)
 }
 

@@ -111,7 +111,7 @@ func (f *fleet) requireEngineSpans(s *Stream, ended []sdk.ReadOnlySpan) {
 		}
 		a := attributesOf(call)
 		for key, want := range map[string]string{"gen_ai.operation.name": "text_completion", "gen_ai.provider.name": "vllm", "gen_ai.request.max_tokens": "70",
-			"cascade.leg": s.id + "#" + a["cascade.epoch"], "gen_ai.request.model": s.request.Model} {
+			"cascade.leg": s.id + "#" + a["cascade.epoch"], "gen_ai.request.model": s.cfg.Request.Model} {
 			if a[key] != want {
 				t.Errorf("%s: %s is %q, want %q", replica, key, a[key], want)
 			}

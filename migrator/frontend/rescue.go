@@ -123,7 +123,7 @@ func (s *Stream) openRescueLeg(a *session.Action) session.Event {
 func (s *Stream) openRescueLegAt(ctx context.Context, a *session.Action) (leg *wireLeg, first *openai.Chunk, err error) {
 	output := len(a.IDs) - a.Prompt
 	lr := s.laterLeg(s.rescue.target, a.Epoch, a.Prompt, output)
-	lr.body = &payload{bytes: s.dialect.Continue(&s.resume, dialect.Continuation{IDs: a.IDs, Output: output})}
+	lr.body = &payload{bytes: s.dialect.Continue(&s.cfg.Resume, dialect.Continuation{IDs: a.IDs, Output: output})}
 	if !a.Aligned {
 		if lr.firstText, err = s.newFirstText(ctx, lr.target, a.IDs, a.Prompt, a.TextIDs); err != nil {
 			return nil, nil, err

@@ -65,8 +65,7 @@ type Server struct {
 	prefixes        *loadtracker.Prefixes // that the own engine holds
 	texts           *loadtracker.Texts    // of prompts, whose tokens are known
 	tokenizer       *tokenizer
-	reportsCached   atomic.Bool // the engine has reported cached tokens
-	estimatesCached atomic.Bool // it has not, and prompts began like former ones
+	estimatesCached atomic.Bool // the engine has reported no cached tokens, and prompts began like former ones
 	cachedLog       sync.Once
 
 	backoffs       backoffs               // after handoffs that failed

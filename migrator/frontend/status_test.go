@@ -296,7 +296,7 @@ func TestCachedTokensOfNewEngine(t *testing.T) {
 		}
 		send(false)
 		send(false)
-		if !f.reportsCached.Load() {
+		if !f.engineFacts.reportsCached() {
 			t.Fatal("an engine that reports cached tokens is not known to")
 		}
 		f.restart(e, nil)

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/dialect"
-	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/prefix"
@@ -29,16 +28,13 @@ type Stream struct {
 	// Fixed once the stream has begun.
 	server    *Server
 	id        string
-	request   policies.Request // as it arrived
-	minTokens policies.Tokens
-	endpoint  openai.Endpoint
-	header    http.Header     // of the client, what engines may see
-	requestID string          // of the client's request, for the log
-	begun     time.Time       // when the client's request arrived
-	tenant    string          // of the client's request
-	root      prefix.Hash     // that the ids of its prompt extend
-	dialect   dialect.Dialect // of all its legs, whatever the own engine says later of how it was started
-	resume    openai.Resume
+	cfg       *session.Config    // the machine's
+	header    http.Header        // of the client, what engines may see
+	requestID string             // of the client's request, for the log
+	begun     time.Time          // when the client's request arrived
+	tenant    string             // of the client's request
+	root      prefix.Hash        // that the ids of its prompt extend
+	dialect   dialect.Dialect    // of all its legs, whatever the own engine says later of how it was started
 	ctx       context.Context    // of the client's request
 	cancel    context.CancelFunc // ends ctx
 
@@ -70,8 +66,8 @@ func (srv *Server) newStream(ctx context.Context, c session.Config, client clien
 	c.Request.ID = string(srv.cfg.Replica) + "/" + strconv.FormatUint(srv.lastStream, 10)
 	srv.mu.Unlock()
 	c.Self, c.CanRescue = srv.cfg.Replica, srv.cfg.Rescuer != nil
-	return &Stream{server: srv, id: c.Request.ID, request: c.Request, minTokens: c.MinTokens, endpoint: c.Endpoint, resume: c.Resume,
-		client: client, ctx: ctx, cancel: cancel, machine: session.New(c)}
+	m := session.New(c)
+	return &Stream{server: srv, id: c.Request.ID, cfg: m.Config(), client: client, ctx: ctx, cancel: cancel, machine: m}
 }
 
 // Request describes the stream as it is now; the counts are those that the
@@ -130,8 +126,7 @@ func (s *Stream) run(opened openedLeg, l losses) error {
 		s.engineFingerprint = &s.server.engineFingerprint
 	}
 	s.client.begin(opened.header)
-	limit := s.server.outputLimit(opened, s.endpoint, s.request.MaxOutput)
-	s.resume = s.resume.Limited(limit)
+	limit := s.server.outputLimit(opened, s.cfg.Endpoint, s.cfg.Request.MaxOutput)
 	return s.pump(session.Event{Kind: session.LegOpened, Leg: opened.leg, Chunk: opened.first, Replica: replica, Limit: limit, Losses: l.earlier + l.here})
 }
 

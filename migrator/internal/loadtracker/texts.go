@@ -43,13 +43,6 @@ func (x *Texts) Learn(t prefix.Text, root prefix.Hash, ids []uint32) {
 	x.texts.Learn(t, steps, policies.Tokens(len(ids)))
 }
 
-// Len returns how many kibibytes of text are known.
-func (x *Texts) Len() int {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.texts.Len()
-}
-
 // Forget forgets all texts: the next engine may have another tokenizer.
 func (x *Texts) Forget() {
 	x.mu.Lock()

@@ -272,9 +272,6 @@ func (c *Chunk) Text() string {
 	return text
 }
 
-// Role reports whether the event opens a chat message.
-func (c *Chunk) Role() bool { return !c.role.absent() }
-
 // Raw returns the event as it was sent.
 func (c *Chunk) Raw() []byte { return c.event.Raw }
 

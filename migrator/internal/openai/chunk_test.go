@@ -48,7 +48,7 @@ func TestChunk(t *testing.T) {
 	if u, ok := c.Usage(); !ok || u != (Usage{Prompt: 3, Output: 3}) || !c.UsageOnly() || string(c.Fingerprint()) != `"vllm-1"` {
 		t.Errorf("usage event: %+v, %t", u, ok)
 	}
-	if c := parse(t, chatEvent); !c.Role() || c.Tokens != 0 || c.PromptTokens() != 2 || c.OnlyIDs {
+	if c := parse(t, chatEvent); c.role.absent() || c.Tokens != 0 || c.PromptTokens() != 2 || c.OnlyIDs {
 		t.Errorf("chat event: %+v", c)
 	}
 	hollow := `data: {"id":"c","choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":null,"token_ids":[7]}]}` + "\n\n"

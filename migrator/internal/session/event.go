@@ -116,9 +116,6 @@ func (k ActionKind) String() string {
 	return "unknown"
 }
 
-// directive reports whether the pump answers the action with its next event.
-func (k ActionKind) directive() bool { return k >= Read && k <= End }
-
 // Action is something that the driver does for a stream. What it refers to must
 // not be changed; Edit holds until the pump's next step.
 type Action struct {

@@ -37,8 +37,8 @@ func (s State) String() string {
 	return "unknown"
 }
 
-// Config is what a Machine needs to know of its request. All fields are fixed,
-// except that the first leg's limit is added to Resume.
+// Config is what a Machine needs to know of its request. All fields are fixed, except that the step of the first
+// LegOpened adds the leg's limit to Resume.
 type Config struct {
 	Self      policies.ReplicaID // the replica of the front end
 	Request   policies.Request   // as it arrived
@@ -358,8 +358,8 @@ func FeaturesAfter(f policies.Features, minTokens, output policies.Tokens) polic
 	return f
 }
 
-// State returns the present state.
-func (m *Machine) State() State { return m.state }
+// Config returns what the machine knows of its request. The driver must not change it.
+func (m *Machine) Config() *Config { return &m.cfg }
 
 // Leg returns the present leg, nil before the first.
 func (m *Machine) Leg() Leg { return m.leg }

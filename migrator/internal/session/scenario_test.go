@@ -54,7 +54,7 @@ func TestScenarios(t *testing.T) {
 				c = newChecker(New(cfg))
 			}
 			if m := c.m; l.Cmd == "state" {
-				return fmt.Sprintf("%v at %s, epoch %d, ids %v, aligned %v, held %d", m.State(), m.Holder(), m.Epoch(), m.ids, m.aligned, len(m.held))
+				return fmt.Sprintf("%v at %s, epoch %d, ids %v, aligned %v, held %d", m.state, m.Holder(), m.Epoch(), m.ids, m.aligned, len(m.held))
 			}
 			acts, err := c.step(l.event(t))
 			var out strings.Builder

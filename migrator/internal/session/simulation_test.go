@@ -237,7 +237,7 @@ func (s *simulation) newEngine(ids []uint32, knowsOutput bool) *engine {
 func (s *simulation) step(ev Event) {
 	s.t.Helper()
 	acts, err := s.c.step(ev)
-	s.trace = append(s.trace, fmt.Sprintf("event %d -> %v %v", ev.Kind, s.m.State(), describe(acts)))
+	s.trace = append(s.trace, fmt.Sprintf("event %d -> %v %v", ev.Kind, s.m.state, describe(acts)))
 	if err != nil {
 		s.fatalf("%v", err)
 	}
@@ -277,7 +277,7 @@ func (s *simulation) step(ev Event) {
 				s.migrated++
 			}
 		}
-		if a.Kind.directive() {
+		if isDirective(a.Kind) {
 			s.directive = a
 		}
 	}
@@ -402,7 +402,7 @@ func (s *simulation) run() {
 	}
 	for n := 0; s.directive.Kind != End; n++ {
 		if n > 1000 {
-			s.fatalf("the stream does not end: state %v, directive %v", s.m.State(), s.directive.Kind)
+			s.fatalf("the stream does not end: state %v, directive %v", s.m.state, s.directive.Kind)
 		}
 		if s.directive.Kind == Wait && s.m.migrating() {
 			s.step(Event{Kind: MigrationFailed, Migration: s.migration, Err: errEngine})
@@ -454,3 +454,6 @@ func FuzzEventOrders(f *testing.F) {
 		newSimulation(t, script).run()
 	})
 }
+
+// isDirective reports whether the pump answers the action with its next event.
+func isDirective(k ActionKind) bool { return k >= Read && k <= End }

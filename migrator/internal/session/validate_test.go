@@ -63,7 +63,7 @@ func (c *checker) step(ev Event) ([]Action, error) {
 	}
 	directives, thawed := 0, ev.Kind == TextChecked
 	for i, a := range acts {
-		if a.Kind.directive() {
+		if isDirective(a.Kind) {
 			if directives++; i != len(acts)-1 {
 				return acts, fmt.Errorf("invariant 3: %v is not the last of %v", a.Kind, describe(acts))
 			}
