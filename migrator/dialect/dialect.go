@@ -25,8 +25,6 @@ import (
 type Dialect interface {
 	// Capabilities returns what the engines can do; it is the same at each call.
 	Capabilities() Capabilities
-	// Parse parses a client's body as the engines read it. The error is for the client.
-	Parse(e openai.Endpoint, body []byte) (openai.Request, error)
 	// Continue returns the body of a request that continues token ids; nil if the engines take none for it.
 	Continue(q *openai.Resume, c Continuation) []byte
 	// Open returns the engine's path for a body of an endpoint. translate turns the events of the engine's answer

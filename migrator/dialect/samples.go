@@ -10,6 +10,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 
+	"github.com/cascadeinfer/cascade/migrator/engineinfo"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -26,8 +27,7 @@ const (
 type Samples map[string][]*dto.Metric
 
 // ReadSamples parses the lines of the wanted names and of TakeStart, each on its own, so that a bad one costs
-// no other.
-// Histograms and the like need not be parsed: an engine has hundreds of them.
+// no other. Histograms and the like need not be parsed: an engine has hundreds of them.
 func ReadSamples(text []byte, wanted func(name string) bool) Samples {
 	out := make(Samples)
 	parser := expfmt.NewTextParser(model.UTF8Validation)
@@ -116,7 +116,13 @@ func LabelTokens(sample *dto.Metric, name string) policies.Tokens {
 	return policies.Tokens(n)
 }
 
-// KVUsed returns how many tokens a used share of a KV cache is.
-func KVUsed(share float64, tokens policies.Tokens) policies.Tokens {
-	return policies.Tokens(math.Round(min(share, 1) * float64(tokens)))
+// TakeLoad takes into m what engines of both kinds state alike: how many requests are running and waiting, and which
+// share of m.KVTokens is in use.
+func (s Samples) TakeLoad(m *engineinfo.Metrics, running, waiting, usage string) {
+	if share, known := s.Mean(usage); known && m.KVTokens > 0 {
+		m.Load.Capacity, m.Load.KVUsed = m.KVTokens, policies.Tokens(math.Round(min(share, 1)*float64(m.KVTokens)))
+	}
+	m.StatesRequests = len(s[running]) > 0
+	m.Load.Running, m.Load.Waiting = int(s.Sum(running, MaxRequests)), int(s.Sum(waiting, MaxRequests))
+	m.Load.Queued = m.Load.Waiting
 }

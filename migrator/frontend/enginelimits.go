@@ -97,7 +97,7 @@ func (srv *Server) askLimit(ctx context.Context, stated *regexp.Regexp, body str
 // parseRequest parses the body of a client or of a peer's leg. The error is for the client: the engine would refuse the
 // body, or it would not survive it.
 func (srv *Server) parseRequest(d dialect.Dialect, e openai.Endpoint, body []byte) (openai.Request, error) {
-	req, err := d.Parse(e, body)
+	req, err := d.Capabilities().Fields.Parse(e, body)
 	if most := srv.limits().vocabulary; err == nil && most > 0 && !req.IDsBelow(most) {
 		err = fmt.Errorf("an object with a token id that is out of the vocabulary: ids are whole numbers from 0 to %d", most-1)
 	}

@@ -240,7 +240,7 @@ var errNoIDs = errors.New("the token ids of the prompt are not known")
 // parseAgain parses the body of a leg again: the parsed request was dropped to save memory. It also returns
 // the prompt's token ids: the given ones, or, if they are nil, those in the body or from the engine.
 func (srv *Server) parseAgain(ctx context.Context, lr *legRequest, ids []uint32) (openai.Request, []uint32, error) {
-	req, err := srv.dialect().Parse(lr.endpoint, lr.body.bytes)
+	req, err := srv.dialect().Capabilities().Fields.Parse(lr.endpoint, lr.body.bytes)
 	if err != nil || ids != nil {
 		return req, ids, err
 	}

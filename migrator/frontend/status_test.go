@@ -165,7 +165,7 @@ func TestRepeatedPrompts(t *testing.T) {
 		{openai.Completions, `{"max_tokens":1}`, false},
 		{openai.Completions, `{"max_tokens":1}`, false},
 	} {
-		req := testkit.Must(f.dialect().Parse(c.endpoint, []byte(c.body)))
+		req := testkit.Must(f.dialect().Capabilities().Fields.Parse(c.endpoint, []byte(c.body)))
 		if a := f.estimateArrival(http.Header{}, &req, []byte(c.body)); a.Repeated != c.repeated {
 			t.Errorf("request %d: repeated is %v: %.60s", i, a.Repeated, c.body)
 		}

@@ -91,7 +91,7 @@ func TestLoad(t *testing.T) {
 func TestWithheld(t *testing.T) {
 	each(t, func(t *testing.T, k kind) {
 		for _, name := range k.dialect.Capabilities().Fields.Withheld {
-			r, err := k.dialect.Parse(openai.Completions, fmt.Appendf(nil, `{"prompt":"x",%q:{"a":1},"top_p":1}`, name))
+			r, err := k.dialect.Capabilities().Fields.Parse(openai.Completions, fmt.Appendf(nil, `{"prompt":"x",%q:{"a":1},"top_p":1}`, name))
 			testkit.NoError(t, err)
 			q, ok := r.Resume()
 			for _, body := range [][]byte{r.PlainBody(), r.StreamBody(), k.dialect.Continue(&q, dialect.Continuation{IDs: []uint32{1}}), k.dialect.Tokenize(&r).Body} {
@@ -122,7 +122,7 @@ func TestKV(t *testing.T) {
 	each(t, func(t *testing.T, k kind) {
 		kv, e := dialect.KVOf(k.dialect), newEngine(t, k)
 		ids := []uint32{1, 2, 3}
-		r, _ := k.dialect.Parse(openai.Completions, []byte(`{"model":"m","prompt":"x","max_tokens":9}`))
+		r, _ := k.dialect.Capabilities().Fields.Parse(openai.Completions, []byte(`{"model":"m","prompt":"x","max_tokens":9}`))
 		q, _ := r.Resume()
 		if keeps, fetches := kv.Transfers(kv.Continue(&q, dialect.Continuation{IDs: ids})); keeps || fetches {
 			t.Error("a leg that computes transfers KV")
@@ -214,7 +214,7 @@ func TestContinue(t *testing.T) {
 		e := newEngine(t, k)
 		_, d := ask(t, e)
 		for _, endpoint := range []openai.Endpoint{openai.Completions, openai.Chat} {
-			r := testkit.Must(d.Parse(endpoint, request(endpoint)))
+			r := testkit.Must(d.Capabilities().Fields.Parse(endpoint, request(endpoint)))
 			q, ok := r.Resume()
 			tokenize := d.Tokenize(&r)
 			if !ok || tokenize.Body == nil {

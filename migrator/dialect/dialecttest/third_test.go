@@ -27,10 +27,6 @@ func (third) Capabilities() dialect.Capabilities {
 	return dialect.Capabilities{Name: "third", Fields: thirdFields, VersionPath: "/about", LoadPath: "/load", HealthPath: "/alive", Counters: []string{`{"active"`}, Text: "decoded"}
 }
 
-func (third) Parse(e openai.Endpoint, body []byte) (openai.Request, error) {
-	return thirdFields.Parse(e, body)
-}
-
 func (third) Continue(q *openai.Resume, c dialect.Continuation) []byte {
 	if c.IDs == nil {
 		return nil

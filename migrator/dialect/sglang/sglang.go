@@ -69,11 +69,6 @@ var capabilities = dialect.Capabilities{
 // Capabilities implements dialect.Dialect.
 func (Dialect) Capabilities() dialect.Capabilities { return capabilities }
 
-// Parse implements dialect.Dialect.
-func (Dialect) Parse(e openai.Endpoint, body []byte) (openai.Request, error) {
-	return fields.Parse(e, body)
-}
-
 // Open implements dialect.Dialect: chats by ids go to /generate.
 func (Dialect) Open(e openai.Endpoint, body []byte) (string, func(io.Reader) io.Reader) {
 	if e == openai.Chat && bytes.HasPrefix(body, []byte(generate)) {
@@ -150,12 +145,6 @@ func (Dialect) Load(text []byte) (m engineinfo.Metrics, err error) {
 		return engineinfo.Metrics{}, dialect.ErrNoMetrics
 	}
 	m.KVTokens = policies.Tokens(samples.Sum(size, dialect.MaxTokens))
-	if share, known := samples.Mean(usage); known && m.KVTokens > 0 {
-		m.Load.Capacity, m.Load.KVUsed = m.KVTokens, dialect.KVUsed(share, m.KVTokens)
-	}
-	m.StatesRequests = len(samples[running]) > 0
-	m.Load.Running = int(samples.Sum(running, dialect.MaxRequests))
-	m.Load.Waiting = int(samples.Sum(waiting, dialect.MaxRequests))
-	m.Load.Queued = m.Load.Waiting
+	samples.TakeLoad(&m, running, waiting, usage)
 	return m, nil
 }

@@ -35,7 +35,7 @@ func TestContinueChat(t *testing.T) {
 		{Dialect{}.Configured([]byte(`<html>`)), `,"temperature":0,"repetition_penalty":1`, ""},
 		{Dialect{}, `,"temperature":0,"repetition_penalty":1`, ""}, // it is not known how the engine was started
 	} {
-		r := testkit.Must(test.dialect.Parse(openai.Chat, []byte(`{`+chat+test.more+`}`)))
+		r := testkit.Must(fields.Parse(openai.Chat, []byte(`{`+chat+test.more+`}`)))
 		q, ok := r.Resume()
 		want := ""
 		if test.want != "" {
@@ -51,7 +51,7 @@ func TestContinueChat(t *testing.T) {
 func TestClientsCannotGenerate(t *testing.T) {
 	for _, body := range []string{`{"rid":null,"input_ids":[1]}`, `{"input_ids":[1]}`, `{"rid":null,"rid":null,"input_ids":[1],"messages":[]}`, `{"r\u0069d":null,"input_ids":[1]}`} {
 		for _, stream := range []string{`}`, `,"stream":true}`} {
-			r := testkit.Must(Dialect{}.Parse(openai.Chat, []byte(strings.TrimSuffix(body, "}")+stream)))
+			r := testkit.Must(fields.Parse(openai.Chat, []byte(strings.TrimSuffix(body, "}")+stream)))
 			for _, b := range [][]byte{r.PlainBody(), r.StreamBody()} {
 				if path, _ := (Dialect{}).Open(openai.Chat, b); path != openai.Chat.Path() {
 					t.Errorf("%s goes to %s as %s", body, path, b)
@@ -63,12 +63,12 @@ func TestClientsCannotGenerate(t *testing.T) {
 
 // TestTokenizeChat checks that the request for a chat's ids has all that its prompt and its cache depend on.
 func TestTokenizeChat(t *testing.T) {
-	r := testkit.Must(Dialect{}.Parse(openai.Chat, []byte(`{"messages":[],"stream":true,"tools":[{}],"cache_salt":"s","max_tokens":9,"rid":"x"}`)))
+	r := testkit.Must(fields.Parse(openai.Chat, []byte(`{"messages":[],"stream":true,"tools":[{}],"cache_salt":"s","max_tokens":9,"rid":"x"}`)))
 	if got := string(Dialect{}.Tokenize(&r).Body); got != `{"max_tokens":1,"temperature":0,"return_prompt_token_ids":true,"messages":[],"tools":[{}],"cache_salt":"s"}` {
 		t.Error(got)
 	}
 	for _, refused := range []string{`"max_tokens":-3`, `"max_completion_tokens":0`, `"temperature":-1`, `"max_tokens":"x"`} {
-		r, err := Dialect{}.Parse(openai.Chat, []byte(`{"messages":[],`+refused+`}`))
+		r, err := fields.Parse(openai.Chat, []byte(`{"messages":[],`+refused+`}`))
 		if err == nil && (Dialect{}).Tokenize(&r).Body != nil {
 			t.Errorf("%s: the engine would refuse the chat, and is asked for its ids", refused)
 		}

@@ -49,7 +49,7 @@ func TestHandoffBodies(t *testing.T) {
 		openai.Chat:        {`"messages":[{"role":"user","content":"."}],"kv_transfer_params":` + strings.TrimSuffix(offer, "}") + `,"prompt_token_ids":[1,2,3]}`, "top_k"},
 	} {
 		const kept = `"model":"m","cache_salt":"s","priority":3`
-		r, _ := d.Parse(e, []byte(`{`+kept+`,"temperature":0.5,"`+want[1]+`":null,"max_tokens":10,"kv_transfer_params":{"do_remote_decode":true}}`))
+		r, _ := fields.Parse(e, []byte(`{`+kept+`,"temperature":0.5,"`+want[1]+`":null,"max_tokens":10,"kv_transfer_params":{"do_remote_decode":true}}`))
 		q, ok := r.Resume()
 		if !ok {
 			t.Fatal("the request cannot be resumed")
@@ -123,7 +123,7 @@ func TestContinue(t *testing.T) {
 		{"min_tokens reached", openai.Completions, `{"prompt":"x","max_tokens":30,"min_tokens":9}`, 9, `{"prompt":[1,2,3],"max_tokens":21}`},
 		{"min_tokens above the default", openai.Completions, `{"prompt":"x","min_tokens":20}`, 19, `{"prompt":[1,2,3],"max_tokens":1,"min_tokens":1}`},
 	} {
-		r, err := d.Parse(test.endpoint, []byte(test.body))
+		r, err := fields.Parse(test.endpoint, []byte(test.body))
 		testkit.NoError(t, err)
 		q, ok := r.Resume()
 		if !ok {
@@ -157,7 +157,7 @@ func TestContinueOptions(t *testing.T) {
 		`{"prompt":"x","stream_options":{"include_usage":true,"continuous_usage_stats":true}}`:         `{"include_usage":true,"continuous_usage_stats":true}`,
 		`{"prompt":"x","stream_options":{"include_usage":false,"continuous_usage_stats":true,"x":[]}}`: `{"include_usage":true,"x":[]}`,
 	} {
-		r, _ := d.Parse(openai.Completions, []byte(body))
+		r, _ := fields.Parse(openai.Completions, []byte(body))
 		q, ok := r.Resume()
 		if !ok || !strings.Contains(string(d.Continue(&q, dialect.Continuation{IDs: []uint32{1}})), `"stream_options":`+want+`,`) || strings.Contains(string(d.Continue(&q, dialect.Continuation{IDs: []uint32{1}, Warm: true})), "stream_options") {
 			t.Errorf("%s: %v %s", body, ok, d.Continue(&q, dialect.Continuation{IDs: []uint32{1}}))
@@ -172,7 +172,7 @@ func FuzzContinue(f *testing.F) {
 	f.Add([]byte(`{"messages":[],"vllm_xargs":{"kv_transfer_params":1},"kv_transfer_params":{},"stop_token_ids":[1]}`), 0)
 	f.Fuzz(func(t *testing.T, body []byte, output int) {
 		for _, e := range []openai.Endpoint{openai.Completions, openai.Chat} {
-			r, err := d.Parse(e, body)
+			r, err := fields.Parse(e, body)
 			if err != nil {
 				continue
 			}
@@ -183,7 +183,7 @@ func FuzzContinue(f *testing.F) {
 			output = min(max(output, 0), 1<<20)
 			ids := []uint32{1, 2}
 			for i, leg := range [][]byte{d.Continue(&q, dialect.Continuation{IDs: ids, Output: output}), d.Continue(&q, dialect.Continuation{Output: output}), d.Continue(&q, dialect.Continuation{IDs: ids, Warm: true})} {
-				again, err := d.Parse(e, leg)
+				again, err := fields.Parse(e, leg)
 				if err != nil {
 					t.Fatalf("%v in %s", err, leg)
 				}
@@ -241,7 +241,7 @@ func TestTokenize(t *testing.T) {
 		{openai.Completions, `{"prompt":"x","chat_template_kwargs":{"tokenize":true}}`, `{"prompt":"x"}`},
 		{openai.Chat, `{"messages":[{"role":"user","content":"x"}],"return_token_strs":true,"mm_x":1}`, `{"messages":[{"role":"user","content":"x"}]}`},
 	} {
-		r, err := d.Parse(test.endpoint, []byte(test.body))
+		r, err := fields.Parse(test.endpoint, []byte(test.body))
 		if got := d.Tokenize(&r).Body; err != nil || string(got) != test.want {
 			t.Errorf("%s\n got %s, %v\nwant %s", test.body, got, err, test.want)
 		}

@@ -46,13 +46,7 @@ func (Dialect) Load(text []byte) (engineinfo.Metrics, error) {
 		return engineinfo.Metrics{}, dialect.ErrNoMetrics
 	}
 	readCacheConfig(samples[cacheConfig], &m)
-	if share, known := samples.Mean(usage); known && m.KVTokens > 0 {
-		m.Load.Capacity, m.Load.KVUsed = m.KVTokens, dialect.KVUsed(share, m.KVTokens)
-	}
-	m.StatesRequests = len(samples[running]) > 0
-	m.Load.Running = int(samples.Sum(running, dialect.MaxRequests))
-	m.Load.Waiting = int(samples.Sum(waiting, dialect.MaxRequests))
-	m.Load.Queued = m.Load.Waiting
+	samples.TakeLoad(&m, running, waiting, usage)
 	if len(samples[byReason]) > 0 {
 		m.Load.Queued = min(int(samples.SumWhere(byReason, "reason", "capacity", dialect.MaxRequests)), m.Load.Waiting)
 	}

@@ -45,11 +45,6 @@ var capabilities = dialect.Capabilities{
 // Capabilities implements dialect.Dialect.
 func (Dialect) Capabilities() dialect.Capabilities { return capabilities }
 
-// Parse implements dialect.Dialect.
-func (Dialect) Parse(e openai.Endpoint, body []byte) (openai.Request, error) {
-	return fields.Parse(e, body)
-}
-
 // Tokenize implements dialect.Dialect, with the members of a request that /tokenize knows, too.
 func (Dialect) Tokenize(r *openai.Request) dialect.Call {
 	if !r.OneText() {
