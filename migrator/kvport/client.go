@@ -139,8 +139,6 @@ func New(c Config) (*Client, error) {
 		return nil, errors.New("KV port: Self and Dir are required")
 	case c.Network != nil && c.Paths == nil:
 		return nil, errors.New("KV port: Paths is required with a Network")
-	case c.Lease < 0:
-		return nil, fmt.Errorf("KV port: Lease %v must not be negative", c.Lease)
 	}
 	if c.Lease == 0 {
 		c.Lease = handoff.Lease

@@ -3,7 +3,6 @@ package kvport
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"strconv"
@@ -94,11 +93,8 @@ type Served struct {
 
 // NewCopier returns a Copier that copies nothing before Run.
 func NewCopier(c CopierConfig) (*Copier, error) {
-	switch {
-	case c.Engine == nil || c.Network == nil || c.Paths == nil:
+	if c.Engine == nil || c.Network == nil || c.Paths == nil {
 		return nil, errors.New("prefix pull: Engine, Network and Paths are required")
-	case c.MaxConcurrent < 0:
-		return nil, fmt.Errorf("prefix pull: MaxConcurrent %d must not be negative", c.MaxConcurrent)
 	}
 	if c.MaxConcurrent == 0 {
 		c.MaxConcurrent = defaultConcurrent

@@ -109,8 +109,7 @@ func TestNotRunning(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	for name, bad := range map[string]CopierConfig{"Engine": {Network: w, Paths: c.cfg.Paths}, "Network": {Engine: w.b, Paths: c.cfg.Paths}, "Paths": {Engine: w.b, Network: w},
-		"MaxConcurrent": {Engine: w.b, Network: w, Paths: c.cfg.Paths, MaxConcurrent: -1}} {
+	for name, bad := range map[string]CopierConfig{"Engine": {Network: w, Paths: c.cfg.Paths}, "Network": {Engine: w.b, Paths: c.cfg.Paths}, "Paths": {Engine: w.b, Network: w}} {
 		if _, err := NewCopier(bad); err == nil || !strings.Contains(err.Error(), name) {
 			t.Errorf("without %s: %v", name, err)
 		}

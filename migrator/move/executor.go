@@ -48,11 +48,7 @@ func New(c Config) (*Executor, error) {
 	if err != nil {
 		return nil, err
 	}
-	machine, err := newMachine(c.Limits)
-	if err != nil {
-		return nil, fmt.Errorf("migration executor of %s: %w", c.Self, err)
-	}
-	return &Executor{cfg: c, log: c.Logger, ready: make(chan struct{}, 1), machine: machine,
+	return &Executor{cfg: c, log: c.Logger, ready: make(chan struct{}, 1), machine: newMachine(c.Limits),
 		queues: map[key]*jobQueue{}, exports: map[bidask.Deal]*exportJob{}, imports: map[bidask.Deal]*importJob{}, closing: map[*importJob]bool{}, records: newRecords(c)}, nil
 }
 

@@ -326,7 +326,6 @@ func TestConfig(t *testing.T) {
 		"address":  func(c *move.Config) { c.Address = nil },
 		"notify":   func(c *move.Config) { c.Notify = nil },
 		"envelope": func(c *move.Config) { c.MaxEnvelope = 1000 },
-		"limits":   func(c *move.Config) { c.Limits.PeerTimeout = -1 },
 	} {
 		c := bareConfig()
 		spoil(&c)

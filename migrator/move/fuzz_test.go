@@ -14,7 +14,7 @@ func FuzzStep(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0, 4, 1, 0, 0, 4, 5, 0, 0, 5, 0, 0, 4, 6, 0, 0, 5, 4, 7, 1, 0})
 	f.Add([]byte{2, 1, 0, 0, 4, 2, 1, 0, 7, 1, 0, 0, 4, 4, 1, 1, 8, 1, 1, 0, 11, 1, 1, 0})
 	f.Fuzz(func(t *testing.T, script []byte) {
-		m := testkit.Must(newMachine(Limits{Self: "a"}))
+		m := newMachine(Limits{Self: "a"})
 		open := map[bidask.Deal]bool{}
 		frozen := map[bidask.Deal]bool{}
 		now := policies.Micros(0)

@@ -22,15 +22,8 @@ type Machine struct {
 	commitResults results // of finished switches at this front end, for their sources
 }
 
-// newMachine returns a machine without migrations. The error is a *policies.Violation that
-// names the invalid field.
-func newMachine(c Limits) (*Machine, error) {
-	c, err := c.withDefaults()
-	if err != nil {
-		return nil, err
-	}
-	return &Machine{cfg: c}, nil
-}
+// newMachine returns a machine without migrations.
+func newMachine(c Limits) *Machine { return &Machine{cfg: c.withDefaults()} }
 
 // Step handles an event and returns the resulting actions. It keeps the slices and the table
 // of the event.

@@ -64,9 +64,7 @@ func (p *player) do(d *datadriven.TestData) (out string, err error) {
 		return "", err
 	}
 	if p.machine == nil {
-		if p.machine, err = newMachine(p.config); err != nil {
-			return "", err
-		}
+		p.machine = newMachine(p.config)
 	}
 	if d.Cmd == "next" {
 		if at, ok := p.machine.Next(); ok {
