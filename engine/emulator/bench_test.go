@@ -2,7 +2,6 @@ package emulator
 
 import (
 	"bufio"
-	"bytes"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -98,29 +97,4 @@ func BenchmarkHTTP64(b *testing.B) {
 		tokens += 64 * 200
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(tokens), "ns/token")
-}
-
-// BenchmarkChunk measures the cost of an answer's chunk, and checks that it allocates nothing.
-func BenchmarkChunk(b *testing.B) {
-	a := &answer{id: "cmpl-0123456789abcdef", model: "meta-llama/Llama-3.1-8B", created: 1 << 30, request: &request{tokenIDs: true}}
-	ids, text := []model.Token{12345}, []byte(" harbor")
-	var buf []byte
-	b.ReportAllocs()
-	for b.Loop() {
-		buf = a.writeChunk(buf[:0], text, ids, ending{})
-	}
-	if !bytes.HasSuffix(buf, []byte("\n\n")) {
-		b.Fatal("not an event")
-	}
-}
-
-// BenchmarkDecode220KiB decodes a prompt of 220 KiB from the body to ids.
-func BenchmarkDecode220KiB(b *testing.B) {
-	body := []byte(`{"model":"m","prompt":"` + strings.Repeat("lorem ipsum dolor sit amet ", 220<<10/27) + `","max_tokens":100}`)
-	b.SetBytes(int64(len(body)))
-	for b.Loop() {
-		if _, err := decode(completions, body); err != nil {
-			b.Fatal(err)
-		}
-	}
 }

@@ -163,30 +163,3 @@ func FuzzDecoder(f *testing.F) {
 		}
 	})
 }
-
-func BenchmarkEncode220KiB(b *testing.B) {
-	v := vocabulary(b)
-	text := strings.Repeat("Observability engineers consider the latency of distributed inference, and its cost; its price varies. ", 220<<10/103)
-	b.SetBytes(int64(len(text)))
-	for b.Loop() {
-		if _, err := v.Encode(text); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-func BenchmarkNewVocabulary(b *testing.B) {
-	for b.Loop() {
-		vocabulary(b)
-	}
-}
-
-func BenchmarkFill(b *testing.B) {
-	m := New("m", vocabulary(b))
-	slot := make([]byte, 64)
-	var d Digest
-	for b.Loop() {
-		d = m.Fill(slot, d, 5, 3)
-	}
-	b.ReportAllocs()
-}
