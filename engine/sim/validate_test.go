@@ -11,9 +11,9 @@ import (
 	"math"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"slices"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -144,10 +144,13 @@ func TestAgainstEmulatedFleet(t *testing.T) {
 			handlers = append(handlers, e.Handler())
 		}
 		next := 0 // requests begin one after the other: they are due at different times
-		front, dial := servePipe(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		listener := testkit.NewPipeListener(netip.MustParseAddrPort("127.0.0.1:80"))
+		front := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			next++
 			handlers[(next-1)%replicas].ServeHTTP(w, r)
-		}))
+		})}
+		go front.Serve(listener)
+		dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return listener.Dial(ctx) }
 		r := testkit.Must(replay.New(replay.Config{
 			Target: "http://fleet", Model: "m", Requests: mix, Transport: &http.Transport{DialContext: dial, MaxIdleConnsPerHost: 1000},
 			CPU: func() (replay.CPUTimes, error) { return replay.CPUTimes{}, errors.ErrUnsupported },
@@ -170,42 +173,3 @@ func TestAgainstEmulatedFleet(t *testing.T) {
 		}
 	})
 }
-
-// servePipe serves a handler on connections in memory.
-func servePipe(h http.Handler) (*http.Server, func(context.Context, string, string) (net.Conn, error)) {
-	l := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
-	server := &http.Server{Handler: h}
-	go server.Serve(l)
-	return server, func(ctx context.Context, _, _ string) (net.Conn, error) {
-		a, b := net.Pipe()
-		select {
-		case l.conns <- a:
-			return b, nil
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
-}
-
-// pipeListener is a net.Listener of connections in memory.
-type pipeListener struct {
-	conns  chan net.Conn
-	once   sync.Once
-	closed chan struct{}
-}
-
-func (l *pipeListener) Accept() (net.Conn, error) {
-	select {
-	case c := <-l.conns:
-		return c, nil
-	case <-l.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-func (l *pipeListener) Close() error {
-	l.once.Do(func() { close(l.closed) })
-	return nil
-}
-
-func (l *pipeListener) Addr() net.Addr { return &net.UnixAddr{Name: "pipe", Net: "unix"} }
