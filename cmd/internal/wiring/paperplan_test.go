@@ -62,23 +62,6 @@ func keepsPlan(t *testing.T, lengths []trace.Request, load float64) {
 	}
 }
 
-// TestPaperFollowsStep checks that the paper's preset has another plan within three periods
-// after the requests have become others, and again when they have become the first ones.
-func TestPaperFollowsStep(t *testing.T) {
-	f := paperFleet(t, "")
-	v := newVirtualFleet(t, f, 1)
-	for i, name := range []string{"sharegpt", "conversation", "sharegpt"} {
-		lengths := mix(t, name)
-		rate, before := rateFor(v, lengths, 0.5), v.changes[len(v.changes)-1].stages
-		v.run(lengths, rate, 3*f.Planner.Period)
-		if after := v.changes[len(v.changes)-1].stages; after == before {
-			t.Errorf("three periods after step %d the plan is still %s", i, before)
-		}
-		v.run(lengths, rate, 5*f.Planner.Period)
-	}
-	v.logChanges()
-}
-
 func (v *virtualFleet) logChanges() {
 	for _, c := range v.changes {
 		v.t.Logf("%v: %s, %s", c.at.Round(time.Second), c.stages, c.reason)

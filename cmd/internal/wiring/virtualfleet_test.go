@@ -32,9 +32,7 @@ type virtualFleet struct {
 	now     time.Time
 	plan    policies.Plan
 	engines []*virtualEngine
-	// countAtEnd counts arrivals where and when requests end, as front ends do.
-	countAtEnd bool
-	rng        *rand.Rand
+	rng     *rand.Rand
 	// changes are the plans that came into force, but for refined boundaries.
 	changes []planChange
 	refined int
@@ -191,9 +189,7 @@ func (v *virtualFleet) run(lengths []trace.Request, rate float64, duration time.
 		for ; next.Before(v.now); next = next.Add(gap()) {
 			r := lengths[v.rng.IntN(len(lengths))]
 			e := v.place(&virtualRequest{input: r.Input, output: r.Output, prefill: v.cost.D2*float64(r.Input) + v.cost.D3*float64(r.Input)*float64(r.Input)})
-			if !v.countAtEnd {
-				e.counter.CountArrival(v.seconds(), r.Input, 0)
-			}
+			e.counter.CountArrival(v.seconds(), r.Input, 0)
 		}
 		for _, e := range v.engines {
 			v.work(e)
@@ -237,9 +233,6 @@ func (v *virtualFleet) work(e *virtualEngine) {
 			q.counted += n
 		}
 		if q.generated >= float64(q.output) {
-			if v.countAtEnd {
-				e.counter.CountArrival(v.seconds(), q.input, 0)
-			}
 			e.counter.CountFinish(v.seconds(), q.input, q.output)
 			return true
 		}
