@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -21,19 +20,11 @@ import (
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 )
 
-// serveH2C serves HTTP/1.1 and h2c until the test ends or die is called, and returns the
-// replica at that address.
-func serveH2C(t *testing.T, id string, h http.Handler) (r policies.Replica, die func()) {
+// serveH2C serves HTTP/1.1 and h2c until the test ends, and returns the replica at that address.
+func serveH2C(t *testing.T, id string, h http.Handler) policies.Replica {
 	t.Helper()
-	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
-	server := &http.Server{Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 1 << 14}, Handler: h}
-	server.Protocols.SetHTTP1(true)
-	server.Protocols.SetUnencryptedHTTP2(true)
-	done := make(chan struct{})
-	go func() { defer close(done); _ = server.Serve(l) }()
-	die = func() { server.Close(); <-done }
-	t.Cleanup(die)
-	return policies.Replica{ID: policies.ReplicaID(id), Model: "m", Address: l.Addr().String(), Capacity: policies.Capacity{KV: 400_000, Batch: 256}}, die
+	address, _ := testkit.ServeHTTP(t, &http.Server{HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 1 << 14}, Handler: h}, "")
+	return policies.Replica{ID: policies.ReplicaID(id), Model: "m", Address: address, Capacity: policies.Capacity{KV: 400_000, Batch: 256}}
 }
 
 // startUpstreams starts the front ends of n replicas as Envoy sees them: a plain response
@@ -42,7 +33,7 @@ func startUpstreams(t *testing.T, n int) (list []policies.Replica) {
 	t.Helper()
 	for i := range n {
 		id := fmt.Sprintf("r%d", i)
-		r, _ := serveH2C(t, id, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		list = append(list, serveH2C(t, id, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			n, err := io.Copy(io.Discard, r.Body)
 			if err != nil || n != r.ContentLength {
 				http.Error(w, "short body", http.StatusBadRequest)
@@ -59,8 +50,7 @@ func startUpstreams(t *testing.T, n int) (list []policies.Replica) {
 				time.Sleep(2 * time.Millisecond) // the pace of an engine
 			}
 			_, _ = io.WriteString(w, "data: [DONE]\n\n")
-		}))
-		list = append(list, r)
+		})))
 	}
 	return list
 }

@@ -5,7 +5,6 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"sync"
@@ -15,14 +14,13 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
-	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/metadata"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/internal/grpctest"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -48,8 +46,6 @@ const context32k = 32768
 // migrator that reports load.
 type fakeReplica struct {
 	policies.Replica
-	listener net.Listener
-	server   *grpc.Server
 
 	mu     sync.Mutex
 	report *api.LoadReport
@@ -60,34 +56,10 @@ type fakeReplica struct {
 // newFakeReplica starts a replica's server; it reports nothing yet.
 func newFakeReplica(t *testing.T, id string) *fakeReplica {
 	t.Helper()
-	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
-	r := &fakeReplica{
-		Replica:  policies.Replica{ID: policies.ReplicaID(id), Model: "m", Address: l.Addr().String(), Capacity: policies.Capacity{KV: 400_000, Batch: 256}},
-		listener: l,
-		report:   &api.LoadReport{Replica: id, Model: "m", EngineReady: true, Load: &api.Load{}},
+	return &fakeReplica{
+		Replica: policies.Replica{ID: policies.ReplicaID(id), Model: "m", Address: grpctest.StartReplica(t, id), Capacity: policies.Capacity{KV: 400_000, Batch: 256}},
+		report:  &api.LoadReport{Replica: id, Model: "m", EngineReady: true, Load: &api.Load{}},
 	}
-	r.server = grpc.NewServer()
-	healthv1.RegisterHealthServer(r.server, r)
-	done := make(chan struct{})
-	go func() { defer close(done); _ = r.server.Serve(l) }()
-	t.Cleanup(func() { r.server.Stop(); <-done })
-	return r
-}
-
-// Check returns the replica's id in a header.
-func (r *fakeReplica) Check(ctx context.Context, _ *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
-	if err := grpc.SetHeader(ctx, metadata.Pairs("replica", string(r.ID))); err != nil {
-		return nil, err
-	}
-	return &healthv1.HealthCheckResponse{Status: healthv1.HealthCheckResponse_SERVING}, nil
-}
-
-func (r *fakeReplica) Watch(*healthv1.HealthCheckRequest, healthv1.Health_WatchServer) error {
-	return nil
-}
-
-func (r *fakeReplica) List(context.Context, *healthv1.HealthListRequest) (*healthv1.HealthListResponse, error) {
-	return &healthv1.HealthListResponse{}, nil
 }
 
 // setReport changes what the replica reports from now on.

@@ -1,8 +1,6 @@
 package control
 
 import (
-	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -12,16 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/xds"
-
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/internal/grpctest"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -36,7 +28,7 @@ type holdServer struct {
 func startHoldServer(t *testing.T, id string) *holdServer {
 	t.Helper()
 	h := &holdServer{release: make(chan struct{}), began: make(chan struct{}, 10_000)}
-	h.Replica, _ = serveH2C(t, id, h)
+	h.Replica = serveH2C(t, id, h)
 	return h
 }
 
@@ -242,10 +234,12 @@ func TestGRPCLoad(t *testing.T) {
 	f := newFakeFleet(t, 2)
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list})
 	f.startReports(t, c)
-	call := grpcClient(t, c, "m")
-	called := make(map[policies.ReplicaID]bool)
+	call := grpctest.Dial(t, grpctest.Bootstrap(c.Addr().String()), "xds:///"+resources.GRPCListenerName("m"))
+	called := make(map[string]bool)
 	testkit.WaitFor(t, "calls at both replicas and reports of them", func() bool {
-		called[call("5")] = true
+		if id, err := call("5"); err == nil { // the fleet may still be starting
+			called[id] = true
+		}
 		o := c.loads.book.Outcomes(time.Now())[""]
 		return o.Ended > 0 && o.Failed == 0 && len(called) == 2
 	})
@@ -253,37 +247,6 @@ func TestGRPCLoad(t *testing.T) {
 		n, known := c.loads.ActiveRequests(resources.ClusterName("m", 0), []string{f.list[0].Address})
 		return known && n == 0
 	})
-}
-
-// grpcClient dials the model as a gRPC application does, and returns a function
-// that makes one call with a length ("" for none) and returns the replica that
-// answered.
-func grpcClient(t *testing.T, c *runningControl, model string) func(tokens string) policies.ReplicaID {
-	t.Helper()
-	bootstrap, err := json.Marshal(map[string]any{
-		"node": map[string]any{"id": "grpc-client", "cluster": "cascade"},
-		"xds_servers": []any{map[string]any{
-			"server_uri": c.Addr().String(), "channel_creds": []any{map[string]any{"type": "insecure"}}, "server_features": []string{"xds_v3"},
-		}},
-	})
-	testkit.NoError(t, err)
-	resolver := testkit.Must(xds.NewXDSResolverWithConfigForTesting(bootstrap))
-	conn := testkit.Must(grpc.NewClient(fmt.Sprintf("xds:///%s.cascade", model), grpc.WithResolvers(resolver), grpc.WithTransportCredentials(insecure.NewCredentials())))
-	t.Cleanup(func() { conn.Close() })
-	client := healthv1.NewHealthClient(conn)
-	return func(tokens string) policies.ReplicaID {
-		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-		defer cancel()
-		if tokens != "" {
-			ctx = metadata.AppendToOutgoingContext(ctx, length.TokensHeader, tokens)
-		}
-		var header metadata.MD
-		if _, err := client.Check(ctx, &healthv1.HealthCheckRequest{}, grpc.WaitForReady(true), grpc.Header(&header)); err != nil {
-			t.Fatalf("length %q: %v", tokens, err)
-		}
-		return policies.ReplicaID(header.Get("replica")[0])
-	}
 }
 
 // TestEnvoyManyStreams opens thousands of streams on one stage of one Envoy:

@@ -73,10 +73,9 @@ func (c *control) set(v resources.View, edit edit) (version string) {
 // front is an upstream that reports the requests that it received.
 type front struct {
 	address string
-	server  *http.Server
 	hits    atomic.Int64
 	flooded atomic.Int64 // bytes of answers that it could write to X-Flood
-	done    chan struct{}
+	kill    func()       // closes the listener and the connections, as the death of its process would
 }
 
 // seen is the response of a front to a plain request.
@@ -92,10 +91,10 @@ type seen struct {
 
 func newFront(t testing.TB, name string) *front {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	testkit.NoError(t, err)
-	f := &front{address: l.Addr().String(), done: make(chan struct{})}
-	f.server = &http.Server{Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 20000},
+	f := new(front)
+	f.address, f.kill = testkit.ServeHTTP(t, &http.Server{
+		HTTP2:    &http.HTTP2Config{MaxConcurrentStreams: 20000},
+		ErrorLog: slog.NewLogLogger(slog.DiscardHandler, 0),
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			f.hits.Add(1)
 			w.Header().Set("X-By", name)
@@ -172,20 +171,9 @@ func newFront(t testing.TB, name string) *front {
 				n, _ := io.Copy(io.Discard, r.Body)
 				json.NewEncoder(w).Encode(seen{name, r.Header, r.Host, r.RequestURI, r.Proto, int(n), r.ContentLength})
 			}
-		})}
-	f.server.Protocols.SetHTTP1(true)
-	f.server.Protocols.SetUnencryptedHTTP2(true)
-	f.server.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, 0)
-	go func() { defer close(f.done); f.server.Serve(l) }()
-	t.Cleanup(f.kill)
+		}),
+	}, "")
 	return f
-}
-
-// kill closes the listener and the connections of the front, as the death of its
-// process would.
-func (f *front) kill() {
-	f.server.Close()
-	<-f.done
 }
 
 // fleet is a proxy with fronts as its upstreams.

@@ -75,7 +75,7 @@ func TestOrigins(t *testing.T) {
 				}
 			}
 			for _, r := range f.fronts {
-				r.server.Close()
+				r.kill()
 			}
 			// What the data planes answer themselves is for pages, too.
 			for name, address := range addresses {

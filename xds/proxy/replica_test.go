@@ -29,16 +29,9 @@ func serve(t testing.TB, streams int, h http.HandlerFunc) (string, *http.Server)
 func serveConns(t testing.TB, streams int, h http.HandlerFunc, state func(net.Conn, http.ConnState)) (string,
 	*http.Server) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	testkit.NoError(t, err)
-	s := &http.Server{Handler: h, ConnState: state, Protocols: new(http.Protocols),
-		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: streams}}
-	s.Protocols.SetHTTP1(true)
-	s.Protocols.SetUnencryptedHTTP2(true)
-	done := make(chan struct{})
-	go func() { defer close(done); s.Serve(l) }()
-	t.Cleanup(func() { s.Close(); <-done })
-	return l.Addr().String(), s
+	s := &http.Server{Handler: h, ConnState: state, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: streams}}
+	address, _ := testkit.ServeHTTP(t, s, "")
+	return address, s
 }
 
 func post(t testing.TB, ctx context.Context, address, body string) *http.Request {

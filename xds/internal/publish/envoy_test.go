@@ -2,9 +2,11 @@ package publish_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/netip"
 	"strings"
@@ -72,7 +74,7 @@ func (p *controlPlane) ads(callbacks serverv3.Callbacks) func(context.Context, *
 // stop is called.
 func (p *controlPlane) serve(t *testing.T, address string, register func(context.Context, *grpc.Server)) {
 	t.Helper()
-	listener := listenLoopback(t, address)
+	listener := testkit.Must(net.Listen("tcp", cmp.Or(address, testkit.Addresses(t, 1)[0])))
 	ctx, cancel := context.WithCancel(context.Background())
 	p.address = listener.Addr().String()
 	server := grpc.NewServer()
@@ -102,19 +104,14 @@ func (p *controlPlane) waitForCurrent(t *testing.T, epoch policies.Epoch, nodes 
 type backend struct {
 	id      string
 	address string
-	server  *http.Server
-	wg      sync.WaitGroup
+	kill    func() // closes every connection and the listener
 }
 
 func startBackend(t *testing.T, id, address string) *backend {
 	t.Helper()
 	b := &backend{id: id}
-	protocols := new(http.Protocols)
-	protocols.SetHTTP1(true)
-	protocols.SetUnencryptedHTTP2(true)
-	b.server = &http.Server{
-		Protocols: protocols,
-		HTTP2:     &http.HTTP2Config{MaxConcurrentStreams: 10000},
+	b.address, b.kill = testkit.ServeHTTP(t, &http.Server{
+		HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 10000},
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			n, err := io.Copy(io.Discard, r.Body)
 			if err != nil {
@@ -128,16 +125,9 @@ func startBackend(t *testing.T, id, address string) *backend {
 			}
 			fmt.Fprint(w, n)
 		}),
-	}
-	listener := listenLoopback(t, address)
-	b.address = listener.Addr().String()
-	b.wg.Go(func() { b.server.Serve(listener) })
-	t.Cleanup(b.kill)
+	}, cmp.Or(address, testkit.Addresses(t, 1)[0]))
 	return b
 }
-
-// kill closes every connection and the listener.
-func (b *backend) kill() { b.server.Close(); b.wg.Wait() }
 
 // backendView is view over real backends.
 func backendView(backends map[string]*backend, epoch policies.Epoch, cuts []policies.Tokens, stages ...string) resources.View {

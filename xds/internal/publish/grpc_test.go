@@ -1,83 +1,30 @@
 package publish_test
 
 import (
-	"context"
 	"fmt"
 	"math"
-	"net"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/xds"
-	"google.golang.org/protobuf/types/known/emptypb"
-
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/internal/grpctest"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/resources/attach"
 )
-
-// startGRPC starts a replica that answers every call with its name.
-func startGRPC(t *testing.T, id string) *backend {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	testkit.NoError(t, err)
-	server := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
-		if err := s.RecvMsg(new(emptypb.Empty)); err != nil {
-			return err
-		}
-		if err := s.SetHeader(metadata.Pairs("x-replica", id)); err != nil {
-			return err
-		}
-		return s.SendMsg(new(emptypb.Empty))
-	}))
-	b := &backend{id: id, address: listener.Addr().String()}
-	b.wg.Go(func() { server.Serve(listener) })
-	t.Cleanup(func() { server.Stop(); b.wg.Wait() })
-	return b
-}
-
-// dialXDS connects grpc-go's own xDS client and returns a function that makes a
-// call of a length ("" for none) and returns the replica that answered.
-func dialXDS(t *testing.T, bootstrap []byte, target string) func(tokens string) (string, error) {
-	t.Helper()
-	resolver, err := xds.NewXDSResolverWithConfigForTesting(bootstrap)
-	testkit.NoError(t, err)
-	conn, err := grpc.NewClient(target, grpc.WithResolvers(resolver), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	testkit.NoError(t, err)
-	t.Cleanup(func() { conn.Close() })
-	return func(tokens string) (string, error) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		if tokens != "" {
-			ctx = metadata.AppendToOutgoingContext(ctx, length.TokensHeader, tokens)
-		}
-		var header metadata.MD
-		err := conn.Invoke(ctx, "/cascade.test/Call", new(emptypb.Empty), new(emptypb.Empty), grpc.Header(&header))
-		return strings.Join(header.Get("x-replica"), ","), err
-	}
-}
 
 // TestGRPC has grpc-go's own xDS client route by the length in its metadata,
 // without any code of this repository on its side.
 func TestGRPC(t *testing.T) {
 	backends := make(map[string]*backend)
 	for _, id := range []string{"a", "b", "c"} {
-		backends[id] = startGRPC(t, id)
+		backends[id] = &backend{id: id, address: grpctest.StartReplica(t, id)}
 	}
 	p, _ := startServices(t, "")
 	p.publisher.Submit(backendView(backends, 1, []policies.Tokens{1000, 9000}, "a", "b", "c"))
-	call := dialXDS(t, fmt.Appendf(nil, `{
-		"node": {"id": "grpc-1"},
-		"xds_servers": [{"server_uri": %q, "channel_creds": [{"type": "insecure"}], "server_features": ["xds_v3"]}]
-	}`, p.address), "xds:///"+resources.GRPCListenerName("m"))
+	call := grpctest.Dial(t, grpctest.Bootstrap(p.address), "xds:///"+resources.GRPCListenerName("m"))
 	expect := func(tokens, want string) {
 		t.Helper()
 		if got, err := call(tokens); err != nil || got != want {
@@ -106,7 +53,7 @@ func TestGRPC(t *testing.T) {
 			}
 		}
 	}()
-	last := policies.Epoch(1 + repeats(8, 28))
+	last := policies.Epoch(1 + testkit.Size(8, 28))
 	for e := policies.Epoch(2); e <= last; e++ {
 		stages := []string{"a", "b", "c"}
 		if e%2 == 0 {
@@ -148,7 +95,7 @@ func TestFederation(t *testing.T) {
 		t.Run(model, func(t *testing.T) {
 			backends := make(map[string]*backend)
 			for _, id := range []string{"a", "b"} {
-				backends[id] = startGRPC(t, id)
+				backends[id] = &backend{id: id, address: grpctest.StartReplica(t, id)}
 			}
 			p, _ := startServices(t, "")
 			of := func(epoch policies.Epoch, cut policies.Tokens) resources.View {
@@ -160,10 +107,9 @@ func TestFederation(t *testing.T) {
 				return v
 			}
 			p.publisher.Submit(of(1, 1000))
-			theirs := fmt.Sprintf(`{"node": {"id": "grpc-1"}, "xds_servers": [{"server_uri": %q, "channel_creds": [{"type": "insecure"}], "server_features": ["xds_v3"]}]}`, freeAddress(t))
-			boot, err := attach.GRPCBootstrap(attach.GRPCConfig{Control: []string{p.address}, Bootstrap: []byte(theirs)})
+			boot, err := attach.GRPCBootstrap(attach.GRPCConfig{Control: []string{p.address}, Bootstrap: grpctest.Bootstrap(testkit.Addresses(t, 1)[0])})
 			testkit.NoError(t, err)
-			call := dialXDS(t, boot, "xds://cascade/"+model)
+			call := grpctest.Dial(t, boot, "xds://cascade/"+model)
 			for _, x := range []struct{ tokens, want string }{
 				{"5", "a"}, {"0", "a"}, {"999", "a"}, {"1000", "b"}, {"", "b"}, {"abc", "b"}, {fmt.Sprint(math.MaxInt64), "b"},
 			} {

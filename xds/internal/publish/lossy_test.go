@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"os"
+	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -42,7 +42,7 @@ func startLossyRelay(t *testing.T, upstream string) *lossyRelay {
 	t.Helper()
 	conn, err := grpc.NewClient(upstream, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	testkit.NoError(t, err)
-	listener := listenLoopback(t, "")
+	listener := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	r := &lossyRelay{upstream: discoveryv3.NewAggregatedDiscoveryServiceClient(conn), address: listener.Addr().String(), rng: rand.New(rand.NewPCG(7, 7))}
 	server := grpc.NewServer()
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, r)
@@ -108,20 +108,11 @@ func (r *lossyRelay) dropsAck(req *discoveryv3.DeltaDiscoveryRequest) bool {
 	return false
 }
 
-// repeats returns how often a test does something: all with CASCADE_TEST_ALL
-// ("make test-all"), few otherwise.
-func repeats(few, all int) int {
-	if os.Getenv("CASCADE_TEST_ALL") != "" {
-		return all
-	}
-	return few
-}
-
 // TestFlipsWithLossyAcks makes 1,000 changes of boundaries (fewer without
 // CASCADE_TEST_ALL), a tenth of which also change the stage of a replica and a
 // seventh the number of stages, while ACKs get lost or late and nodes connect and disconnect. No request fails.
 func TestFlipsWithLossyAcks(t *testing.T) {
-	flips := repeats(30, 1000)
+	flips := testkit.Size(30, 1000)
 	backends := startBackends(t, "a", "b", "c", "d", "e", "f")
 	p := newControlPlane(t, publish.Config{AckTimeout: 250 * time.Millisecond})
 	p.serve(t, "", p.ads(p.ledger))

@@ -2,10 +2,7 @@ package publish_test
 
 import (
 	"context"
-	"fmt"
 	"maps"
-	"math/rand/v2"
-	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -152,33 +149,4 @@ func startServices(t *testing.T, address string) (*controlPlane, *orderRecorder)
 	testkit.NoError(t, err)
 	p.serve(t, address, func(ctx context.Context, s *grpc.Server) { services.Register(ctx, s) })
 	return p, w
-}
-
-// listenLoopback listens on a loopback address; "" is a free one below the
-// range of ephemeral ports, so that the test can stop and listen there again.
-func listenLoopback(t *testing.T, address string) net.Listener {
-	t.Helper()
-	free := address == ""
-	for range 100 {
-		if free {
-			address = fmt.Sprintf("127.0.0.1:%d", 10000+rand.N(20000))
-		}
-		l, err := net.Listen("tcp", address)
-		switch {
-		case err == nil:
-			return l
-		case !free:
-			t.Fatal(err)
-		}
-	}
-	t.Fatal("no free address")
-	return nil
-}
-
-// freeAddress returns an address without a listener.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l := listenLoopback(t, "")
-	defer l.Close()
-	return l.Addr().String()
 }

@@ -130,7 +130,7 @@ func testBoundaries(t *testing.T, p *controlPlane, w *orderRecorder, backends ma
 	p.waitForCurrent(t, 1, 1)
 	stop := startLoad(t, o.llm)
 	var boundaries []time.Duration
-	calm := policies.Epoch(2 + repeats(12, 40))
+	calm := policies.Epoch(2 + testkit.Size(12, 40))
 	for e := policies.Epoch(2); e < calm; e++ {
 		stages, cuts := []string{"a b", "c", "d"}, []policies.Tokens{1000 + policies.Tokens(e), 5000}
 		switch e % 4 {
@@ -148,7 +148,7 @@ func testBoundaries(t *testing.T, p *controlPlane, w *orderRecorder, backends ma
 	p.publisher.Submit(backendView(backends, calm, []policies.Tokens{1000, 5000}, "a b", "c", "d"))
 	p.waitForCurrent(t, calm, 1)
 	sent := p.sent.Load()
-	last := calm + policies.Epoch(repeats(6, 20))
+	last := calm + policies.Epoch(testkit.Size(6, 20))
 	for e := calm + 1; e <= last; e++ {
 		start := time.Now()
 		p.publisher.Submit(backendView(backends, e, []policies.Tokens{1000 + policies.Tokens(e), 5000}, "a b", "c", "d"))
@@ -212,7 +212,7 @@ func TestSplitWithoutControl(t *testing.T) {
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
 			backends := startBackends(t, "a", "b", "shop", "fallback")
-			address := freeAddress(t)
+			address := testkit.Addresses(t, 1)[0]
 			c := attach.Config{Control: []string{address}, FetchTimeout: 300 * time.Millisecond}
 			if name == "internal listener" {
 				c.Fallback = "spare"
