@@ -44,8 +44,7 @@ func TestHeaderOpensVectors(t *testing.T) {
 		if !ok {
 			t.Errorf("no sizes of kind %v", k)
 		}
-		frame, err := os.Open(filepath.Join("testdata", k.String()+".hex"))
-		testkit.NoError(t, err)
+		frame := testkit.Must(os.Open(filepath.Join("testdata", k.String()+".hex")))
 		cmd := exec.Command(program, fmt.Sprint(int(k)), fmt.Sprint(size[0]), fmt.Sprint(size[1]))
 		cmd.Stdin = frame
 		if msg, err := cmd.CombinedOutput(); err != nil {

@@ -23,8 +23,7 @@ func TestEngineShares(t *testing.T) {
 			open := func(c Config, code []byte) *Module {
 				t.Helper()
 				c.Engine, c.Cache = e, dir
-				m := testkit.Must(Load(context.Background(), c, code))
-				return m
+				return testkit.Must(Load(context.Background(), c, code))
 			}
 			a, b := open(Config{}, one), open(Config{Kinds: []abi.Kind{abi.Select}}, one)
 			different := open(Config{}, other)

@@ -40,9 +40,7 @@ func goInstance(t testing.TB, e engine, compiled wazero.CompiledModule) api.Modu
 
 func compile(t testing.TB, e engine, code []byte) wazero.CompiledModule {
 	t.Helper()
-	c, err := e.r.CompileModule(context.Background(), code)
-	testkit.NoError(t, err)
-	return c
+	return testkit.Must(e.r.CompileModule(context.Background(), code))
 }
 
 var guestCalls = []struct {

@@ -29,8 +29,7 @@ func TestNativeProposalsPass(t *testing.T) {
 		}
 	}})
 	w := policytest.ChatWorkload(policies.BucketEdges(131072, 4), 16, 0.6, 1)
-	want, err := partition.Exact{}.Partition(w)
-	testkit.NoError(t, err)
+	want := testkit.Must(partition.Exact{}.Partition(w))
 	got, err := Planner{Proposer: partition.Exact{}, Native: partition.Exact{}}.Partition(w)
 	if err != nil || !reflect.DeepEqual(got.Cuts, want.Cuts) || !reflect.DeepEqual(got.Counts, want.Counts) || math.Abs(got.Cost-want.Cost) > 1e-9*want.Cost {
 		t.Errorf("%+v, %v, want %+v", got, err, want)

@@ -226,8 +226,7 @@ func TestStatementInvariants(t *testing.T) {
 }
 
 func TestDecodeRefuses(t *testing.T) {
-	good, err := signed(t, statement(), 1).Encode()
-	testkit.NoError(t, err)
+	good := testkit.Must(signed(t, statement(), 1).Encode())
 	text := string(good)
 	for name, bad := range map[string]string{
 		"unknown field": strings.Replace(text, `"abi"`, `"root": true, "abi"`, 1),
@@ -278,8 +277,7 @@ func TestKeysAsPEM(t *testing.T) {
 // FuzzDecode checks that a decoded file can be encoded and decoded again, and that a
 // statement never passes for signed by a key that did not sign its canonical text.
 func FuzzDecode(f *testing.F) {
-	good, err := signed(f, statement(), 1, 2).Encode()
-	testkit.NoError(f, err)
+	good := testkit.Must(signed(f, statement(), 1, 2).Encode())
 	f.Add(good)
 	f.Add([]byte(`{"format":"cascade-policy-signature/1"}`))
 	first := testkit.Must(os.ReadFile("testdata/first.wasm.sig"))

@@ -79,8 +79,7 @@ func TestSharesAreTheSameEverywhere(t *testing.T) {
 // TestLadderIsCopied checks that a machine does not share its ladder with its caller.
 func TestLadderIsCopied(t *testing.T) {
 	ladder := []int{1, 10}
-	m, err := newMachine(lifecycle.Place, Gates{Ladder: ladder})
-	testkit.NoError(t, err)
+	m := testkit.Must(newMachine(lifecycle.Place, Gates{Ladder: ladder}))
 	if ladder[0] = 7; m.gates.Ladder[0] != 1 {
 		t.Errorf("ladder %v", m.gates.Ladder)
 	}

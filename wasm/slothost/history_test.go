@@ -114,8 +114,7 @@ func TestFileIsTheOwners(t *testing.T) {
 	c := config(t)
 	c.File = filepath.Join(dir, "slots.json")
 	other := map[string]history{"place": {Mark: sign.Mark{Generation: 3}, RolledBack: []lifecycle.Generation{2}}}
-	b, err := encodeHistory(other)
-	testkit.NoError(t, err)
+	b := testkit.Must(encodeHistory(other))
 	testkit.NoError(t, writeHistory(c.File, b))
 	s, stop := running(t, c)
 	apply(t, s, want(stable(t, 5, hosttest.LeastLoadModule())))
@@ -141,8 +140,7 @@ func FuzzDecodeHistory(f *testing.F) {
 		if err != nil {
 			return
 		}
-		text, err := encodeHistory(slots)
-		testkit.NoError(t, err)
+		text := testkit.Must(encodeHistory(slots))
 		again, err := decodeHistory(text)
 		if err != nil {
 			t.Fatalf("%v:\n%s", err, text)

@@ -40,9 +40,7 @@ func setOf(t testing.TB, words ...string) resources.Set {
 		name, content, _ := strings.Cut(rest, "=")
 		all = append(all, resource(types[typ], name, content))
 	}
-	s, err := resources.NewSet(all...)
-	testkit.NoError(t, err)
-	return s
+	return testkit.Must(resources.NewSet(all...))
 }
 
 // TestSharedBytes checks that nodes and sets share one encoding.

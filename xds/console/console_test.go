@@ -42,9 +42,7 @@ func (s *fakeSource) WhatIf(ctx context.Context, q Question) (Answer, error) { r
 
 func newConsole(t *testing.T, s Source) *Console {
 	t.Helper()
-	c, err := New(Config{Source: s, Logger: new(testkit.Log).Logger()})
-	testkit.NoError(t, err)
-	return c
+	return testkit.Must(New(Config{Source: s, Logger: new(testkit.Log).Logger()}))
 }
 
 // ask sends a request to the handler. The edit changes the request.
@@ -103,8 +101,7 @@ func TestPage(t *testing.T) {
 			t.Errorf("%s: %d for a browser that has it", file, again.Code)
 		}
 	}
-	entries, err := web.ReadDir("web")
-	testkit.NoError(t, err)
+	entries := testkit.Must(web.ReadDir("web"))
 	if len(seen)+1 != len(entries) {
 		t.Errorf("the page names %v, and %d files are embedded", seen, len(entries))
 	}
@@ -121,8 +118,7 @@ func TestPageIsSelfContained(t *testing.T) {
 	inHTML := regexp.MustCompile(`(?i)\sstyle=|\son[a-z]+=|<style|<script(?:[^>]*)>\s*[^<\s]`)
 	anywhere := regexp.MustCompile(`(?i)innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|\beval\(|new Function|setTimeout\("|@import|url\(`)
 	elsewhere := regexp.MustCompile(`(?i)(?:https?:)?//[a-z0-9-]+\.[a-z]`)
-	files, err := readAssets()
-	testkit.NoError(t, err)
+	files := testkit.Must(readAssets())
 	for name, f := range files {
 		if f.kind == "" {
 			t.Errorf("%s: no media type", name)

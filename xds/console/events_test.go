@@ -291,8 +291,7 @@ func TestViewersShareMemory(t *testing.T) {
 }
 
 func BenchmarkRender1000(b *testing.B) {
-	c, err := New(Config{Source: &fakeSource{view: bigView}})
-	testkit.NoError(b, err)
+	c := testkit.Must(New(Config{Source: &fakeSource{view: bigView}}))
 	for b.Loop() {
 		c.render(time.Now())
 	}

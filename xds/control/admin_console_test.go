@@ -282,8 +282,7 @@ func TestConsoleDecisions(t *testing.T) {
 func TestAdviceIsComplete(t *testing.T) {
 	kinds := 0
 	for file, prefix := range map[string]string{"faults.go": "Fault", filepath.Join("..", "loadreport", "problem.go"): "Problem"} {
-		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
-		testkit.NoError(t, err)
+		parsed := testkit.Must(parser.ParseFile(token.NewFileSet(), file, nil, 0))
 		ast.Inspect(parsed, func(n ast.Node) bool {
 			spec, ok := n.(*ast.ValueSpec)
 			if !ok || len(spec.Values) != 1 || !strings.HasPrefix(strings.ToLower(spec.Names[0].Name), strings.ToLower(prefix)) || spec.Names[0].Name == "ProblemsField" {

@@ -18,8 +18,7 @@ import (
 // no server closes the connection for it, however little it has to send.
 func TestPingsOfIdleEnvoys(t *testing.T) {
 	interval := resources.HTTP2Options(1).GetExplicitHttpConfig().GetHttp2ProtocolOptions().GetConnectionKeepalive().GetInterval().AsDuration()
-	lengths, err := length.New(length.Config{Models: []length.Model{{Name: "m"}}})
-	testkit.NoError(t, err)
+	lengths := testkit.Must(length.New(length.Config{Models: []length.Model{{Name: "m"}}}))
 	for name, options := range map[string][]grpc.ServerOption{"control plane": serverOptions(nil), "length service": lengths.Options()} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { requirePings(t, grpc.NewServer(options...), interval) })

@@ -267,14 +267,12 @@ func TestCancelledStreams(t *testing.T) {
 // FuzzExchange passes any messages to one exchange: it must answer or refuse, never panic, and
 // never pick an address that the hint does not contain.
 func FuzzExchange(f *testing.F) {
-	s, err := New(Config{MaxBody: 1000})
-	testkit.NoError(f, err)
+	s := testkit.Must(New(Config{MaxBody: 1000}))
 	s.view.Store(handView("m", "n"))
 	hinted := headers(true, ":authority", "x")
 	hinted.MetadataContext = metadata(subsetNamespace, subsetKey, structpb.NewStringValue("10.0.0.1:8000,10.0.0.2:8000"))
 	for _, m := range []*extproc.ProcessingRequest{headers(false, "content-length", "5"), hinted, body(`{"model":"m"}`, true), body("x", false), {}} {
-		data, err := proto.Marshal(m)
-		testkit.NoError(f, err)
+		data := testkit.Must(proto.Marshal(m))
 		f.Add(data, data, data)
 	}
 	f.Fuzz(func(t *testing.T, first, second, third []byte) {

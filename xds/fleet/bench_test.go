@@ -29,8 +29,7 @@ func newLargeState(b *testing.B, n int, withLinks bool) (*State, []loadreport.Re
 	if withLinks {
 		rules.Models[0].TokenBytes, rules.Models[0].Links = 1e6, links.Rates{SameHost: 100 * links.Gigabyte, BetweenHosts: links.Gigabyte}
 	}
-	s, err := NewState(rules)
-	testkit.NoError(b, err)
+	s := testkit.Must(NewState(rules))
 	var list []policies.Replica
 	var reports []loadreport.Report
 	for i := range n {

@@ -14,17 +14,14 @@ import (
 // State that plans.
 func FuzzCounters(f *testing.F) {
 	s := testState(f, PolicyDefault)
-	r, err := loadreport.Decode(reporttest.Report())
-	testkit.NoError(f, err)
+	r := testkit.Must(loadreport.Decode(reporttest.Report()))
 	settleState(s, start, Reported{r})
-	data, err := s.Counters(start).Encode()
-	testkit.NoError(f, err)
+	data := testkit.Must(s.Counters(start).Encode())
 	f.Add(data)
 	f.Add([]byte(`{"version":2}`))
 	f.Add([]byte(`{"version":1,"models":[{"name":"m","bytes_per_token_milli":1}]}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		s, err := NewState(testRules(PolicyDefault))
-		testkit.NoError(t, err)
+		s := testkit.Must(NewState(testRules(PolicyDefault)))
 		if s.RestoreCounters(data) != nil {
 			return
 		}

@@ -106,8 +106,7 @@ func TestQueuedReports(t *testing.T) {
 		rules := Rules{Models: []Model{{Model: resources.Model{Name: "m0", Context: 32768}, QoE: policytest.H200QoE(), Cost: policies.Cost{D0: 1}}}}
 		late := 2 * (Rules{}).withDefaults().Grace
 		p := &healthPublisher{t: t, blocked: late}
-		f, err := New(Config{Rules: rules, Replicas: list[:4], Store: store.New(store.NewMemory()), Publisher: p})
-		testkit.NoError(t, err)
+		f := testkit.Must(New(Config{Rules: rules, Replicas: list[:4], Store: store.New(store.NewMemory()), Publisher: p}))
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		wg.Go(func() { testkit.NoError(t, f.Run(ctx)) })
@@ -136,8 +135,7 @@ func TestManyReportsAtOnce(t *testing.T) {
 			list = append(list, scenarioReplica(fmt.Sprint("r", i)))
 		}
 		p := &slowPublisher{}
-		f, err := New(Config{Rules: rules, Replicas: list, Store: store.New(store.NewMemory()), Publisher: p})
-		testkit.NoError(t, err)
+		f := testkit.Must(New(Config{Rules: rules, Replicas: list, Store: store.New(store.NewMemory()), Publisher: p}))
 		ctx, cancel := context.WithCancel(t.Context())
 		var loop, reporters sync.WaitGroup
 		loop.Go(func() { testkit.NoError(t, f.Run(ctx)) })
@@ -193,8 +191,7 @@ func (p *healthPublisher) Publish(s *Snapshot) {
 func TestPinDuringPlanning(t *testing.T) {
 	rules, list, reports := slowRules()
 	rules.Shared, rules.Wrap, rules.Check, rules.Models, reports = false, nil, nil, rules.Models[:1], reports[:4]
-	s, err := NewState(rules)
-	testkit.NoError(t, err)
+	s := testkit.Must(NewState(rules))
 	settleState(s, start, Replicas{list[:4]})
 	report := func(now time.Time) {
 		for _, r := range reports {
@@ -223,8 +220,7 @@ func TestPinDuringPlanning(t *testing.T) {
 func TestPlanningsTakeTurns(t *testing.T) {
 	rules, list, reports := slowRules()
 	rules.Shared, rules.Wrap, rules.Check = false, nil, nil
-	s, err := NewState(rules)
-	testkit.NoError(t, err)
+	s := testkit.Must(NewState(rules))
 	settleState(s, start, Replicas{list})
 	for _, r := range reports {
 		settleState(s, start, Reported{r})

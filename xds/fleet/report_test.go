@@ -18,8 +18,7 @@ import (
 // report from which a State makes valid plans and weights.
 func FuzzReport(f *testing.F) {
 	for _, m := range reporttest.Seeds() {
-		b, err := proto.Marshal(m)
-		testkit.NoError(f, err)
+		b := testkit.Must(proto.Marshal(m))
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -42,8 +42,7 @@ func testState(t testing.TB, policy string) *State {
 // newState is like testState, with other rules.
 func newState(t testing.TB, rules Rules) *State {
 	t.Helper()
-	s, err := NewState(rules)
-	testkit.NoError(t, err)
+	s := testkit.Must(NewState(rules))
 	list := []policies.Replica{testReplica("r0"), testReplica("r1"), testReplica("r2"), testReplica("r3")}
 	settleState(s, start, Replicas{list})
 	return s

@@ -44,8 +44,7 @@ func testConfig() Config {
 // serve starts a server over an in-memory connection and returns a client.
 func serve(t *testing.T, c Config) (extproc.ExternalProcessorClient, *grpc.ClientConn) {
 	t.Helper()
-	s, err := New(c)
-	testkit.NoError(t, err)
+	s := testkit.Must(New(c))
 	g := grpc.NewServer(s.Options()...)
 	s.Register(g)
 	if c.Health != nil {

@@ -45,8 +45,7 @@ func TestConfigErrorsNameThePlace(t *testing.T) {
 // an adapter of no configured model counts as unknown.
 func TestAdapterNamesItsModel(t *testing.T) {
 	bases := map[string]string{"sql": "a", "stray": "elsewhere"}
-	s, err := New(Config{Models: []Model{{Name: "a"}, {Name: "b"}}, BaseOf: func(name string) string { return bases[name] }})
-	testkit.NoError(t, err)
+	s := testkit.Must(New(Config{Models: []Model{{Name: "a"}, {Name: "b"}}, BaseOf: func(name string) string { return bases[name] }}))
 	for name, want := range map[string]string{"a": "a", "sql": "a", "b": "b", "stray": "", "none": "", "": ""} {
 		if got := s.byName(name); got != want {
 			t.Errorf("%q names %q, want %q", name, got, want)

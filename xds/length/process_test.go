@@ -106,8 +106,7 @@ func TestDeadline(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := testConfig()
 				c.Deadline = 3 * time.Second
-				s, err := New(c)
-				testkit.NoError(t, err)
+				s := testkit.Must(New(c))
 				began := time.Now()
 				f, err := run(t, s, context.Background(), func(f *fakeStream) {
 					for _, m := range x.send {
@@ -166,11 +165,9 @@ func TestStreamsThatEndEarly(t *testing.T) {
 // FuzzExchange passes two messages of any bytes, in any order, to one exchange: it must
 // respond or refuse, and never panic.
 func FuzzExchange(f *testing.F) {
-	s, err := New(testConfig())
-	testkit.NoError(f, err)
+	s := testkit.Must(New(testConfig()))
 	for _, m := range []*extproc.ProcessingRequest{post("m.test", "content-length", "5"), post("both.test"), body(`{"prompt":"x"}`, true), {}} {
-		data, err := proto.Marshal(m)
-		testkit.NoError(f, err)
+		data := testkit.Must(proto.Marshal(m))
 		f.Add(data, data)
 	}
 	f.Fuzz(func(t *testing.T, first, second []byte) {

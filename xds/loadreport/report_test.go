@@ -106,8 +106,7 @@ func describe(t *testing.T, r loadreport.Report) string {
 // report that keeps its invariants.
 func FuzzDecode(f *testing.F) {
 	for _, m := range reporttest.Seeds() {
-		b, err := proto.Marshal(m)
-		testkit.NoError(f, err)
+		b := testkit.Must(proto.Marshal(m))
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -136,8 +136,7 @@ func (r *runner) run(t *testing.T, words []string) string {
 
 // decode edits the message of the slot and returns why it cannot be decoded.
 func (r *runner) decode(t *testing.T, edits []string) string {
-	m, err := testkit.EditMessage(Encode(r.slot.Spec(func(lifecycle.Digest) []byte { return nil })), edits...)
-	testkit.NoError(t, err)
+	m := testkit.Must(testkit.EditMessage(Encode(r.slot.Spec(func(lifecycle.Digest) []byte { return nil })), edits...))
 	if _, err := Decode(m); err != nil {
 		return strings.ReplaceAll(err.Error(), "\u00a0", " ") // package protobuf varies the space
 	}

@@ -23,8 +23,7 @@ import (
 // ask sends raw bytes and returns the status, and the body of a 200.
 func ask(t *testing.T, address, request string) string {
 	t.Helper()
-	c, err := net.Dial("tcp", address)
-	testkit.NoError(t, err)
+	c := testkit.Must(net.Dial("tcp", address))
 	defer c.Close()
 	if _, err := io.WriteString(c, request); err != nil {
 		t.Fatal(err)

@@ -254,8 +254,7 @@ func newFleetWith(t testing.TB, fronts int, edit edit, cfg Config) *fleet {
 func (c *control) runProxy(t *testing.T, cfg Config) *Proxy {
 	t.Helper()
 	cfg.Client, cfg.DrainTimeout, cfg.everyPath = routing.Config{Conn: c.conn, NodeID: "proxy"}, time.Second, true
-	p, err := New(cfg)
-	testkit.NoError(t, err)
+	p := testkit.Must(New(cfg))
 	ctx, cancel := context.WithCancel(context.Background())
 	ran := make(chan error, 1)
 	go func() { ran <- p.Run(ctx) }()

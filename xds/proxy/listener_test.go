@@ -22,8 +22,7 @@ import (
 func TestBindsThePlansAddress(t *testing.T) {
 	c := newControl(t)
 	v := twoStages([]*front{newFront(t, "r0"), newFront(t, "r1")})
-	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	testkit.NoError(t, err)
+	taken := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	v.Settings.Listen = taken.Addr().String()
 	c.set(v, nil)
 	p := c.runProxy(t, Config{})

@@ -45,8 +45,7 @@ func TestRefusedLoadReports(t *testing.T) {
 // TestLoadsOfRemovedReplicas checks that a stage forgets replicas that have left, as Pods do all the time, but no
 // requests in progress.
 func TestLoadsOfRemovedReplicas(t *testing.T) {
-	p, err := New(Config{Client: routing.Config{Target: "127.0.0.1:1", NodeID: "p"}})
-	testkit.NoError(t, err)
+	p := testkit.Must(New(Config{Client: routing.Config{Target: "127.0.0.1:1", NodeID: "p"}}))
 	apply := func(address string) *stage {
 		p.apply(&resources.Routing{Models: []resources.RoutedModel{{LengthMeta: resources.LengthMeta{Model: "m"},
 			Plan:     policies.Plan{Stages: []policies.Stage{{High: policies.Unbounded, Replicas: []policies.ReplicaID{"r"}}}},

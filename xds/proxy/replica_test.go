@@ -36,9 +36,7 @@ func serveConns(t testing.TB, streams int, h http.HandlerFunc, state func(net.Co
 
 func post(t testing.TB, ctx context.Context, address, body string) *http.Request {
 	t.Helper()
-	r, err := http.NewRequestWithContext(ctx, "POST", "http://"+address+"/", io.NopCloser(strings.NewReader(body)))
-	testkit.NoError(t, err)
-	return r
+	return testkit.Must(http.NewRequestWithContext(ctx, "POST", "http://"+address+"/", io.NopCloser(strings.NewReader(body))))
 }
 
 func kindOf(t *testing.T, err error) failureKind {
@@ -59,8 +57,7 @@ func pools(t testing.TB) *replicas {
 // TestKinds checks which requests may be sent again, and which may not.
 func TestKinds(t *testing.T) {
 	const unused = "127.0.0.1:1"
-	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections, never responds
-	testkit.NoError(t, err)
+	silent := testkit.Must(net.Listen("tcp", "127.0.0.1:0")) // accepts connections, never responds
 	defer silent.Close()
 	for _, c := range []struct {
 		name    string

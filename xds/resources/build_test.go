@@ -46,9 +46,7 @@ func twoModels() resources.View {
 
 func build(t testing.TB, v resources.View) resources.Set {
 	t.Helper()
-	s, err := resources.Build(v)
-	testkit.NoError(t, err)
-	return s
+	return testkit.Must(resources.Build(v))
 }
 
 func TestBuildDoesNotDependOnOrder(t *testing.T) {

@@ -57,8 +57,7 @@ func TestEdgeIsNotPrinted(t *testing.T) {
 	fmt.Fprintf(&text, "%v %+v %#v %s %q", v, v, v.Edge, v.Edge, v.Edge)
 	slog.New(slog.NewJSONHandler(&text, nil)).Info("x", "view", v, "edge", v.Edge)
 	slog.New(slog.NewTextHandler(&text, nil)).Info("x", "view", v, "edge", v.Edge)
-	raw, err := json.Marshal(v)
-	testkit.NoError(t, err)
+	raw := testkit.Must(json.Marshal(v))
 	text.Write(raw)
 	for _, secret := range []string{"the key", "the chain", fmt.Sprint([]byte("the key")), fmt.Sprintf("%x", "the key"), "dGhlIGtleQ"} {
 		if strings.Contains(text.String(), secret) {

@@ -17,8 +17,7 @@ func TestEnvoyAccepts(t *testing.T) {
 		})
 	}
 	t.Run("bootstrap", func(t *testing.T) {
-		b, err := os.ReadFile("testdata/bootstrap.json")
-		testkit.NoError(t, err)
+		b := testkit.Must(os.ReadFile("testdata/bootstrap.json"))
 		envoytest.Validate(t, string(b))
 	})
 }

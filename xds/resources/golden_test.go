@@ -60,13 +60,11 @@ func render(t testing.TB, s resources.Set, chosen func(*resources.Resource) bool
 			if !chosen(r) {
 				continue
 			}
-			text, err := resources.FormatJSON(message(t, r))
-			testkit.NoError(t, err)
+			text := testkit.Must(resources.FormatJSON(message(t, r)))
 			all = append(all, entry{r.Type, r.Name, r.Version, r.Unlisted, text})
 		}
 	}
-	out, err := json.MarshalIndent(all, "", " ")
-	testkit.NoError(t, err)
+	out := testkit.Must(json.MarshalIndent(all, "", " "))
 	return append(out, '\n')
 }
 
@@ -84,8 +82,7 @@ func TestGolden(t *testing.T) {
 			golden(t, file+".federated.json", render(t, s, brief(federated)))
 		})
 	}
-	b, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "edge-1", Zone: "n1"})
-	testkit.NoError(t, err)
+	b := testkit.Must(resources.Bootstrap(resources.BootstrapConfig{NodeID: "edge-1", Zone: "n1"}))
 	golden(t, "bootstrap.json", b)
 }
 
@@ -93,8 +90,7 @@ func TestGolden(t *testing.T) {
 // validate can check.
 func static(t testing.TB, s resources.Set) []byte {
 	t.Helper()
-	raw, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "test"})
-	testkit.NoError(t, err)
+	raw := testkit.Must(resources.Bootstrap(resources.BootstrapConfig{NodeID: "test"}))
 	b := new(bootstrapv3.Bootstrap)
 	testkit.NoError(t, protojson.Unmarshal(raw, b))
 	for _, r := range s.All(resources.ClusterType) {
@@ -116,11 +112,8 @@ func static(t testing.TB, s resources.Set) []byte {
 		vh.Routes = slices.DeleteFunc(vh.Routes, func(r *routev3.Route) bool { return r.Name == "cascade/unestimated" })
 	}
 	hcm.RouteSpecifier = &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: rc}
-	packed, err := anypb.New(hcm)
-	testkit.NoError(t, err)
+	packed := testkit.Must(anypb.New(hcm))
 	filter.ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: packed}
 	b.StaticResources.Listeners = append(b.StaticResources.Listeners, l)
-	out, err := resources.FormatJSON(b)
-	testkit.NoError(t, err)
-	return out
+	return testkit.Must(resources.FormatJSON(b))
 }

@@ -34,8 +34,7 @@ func TestGroupOf(t *testing.T) {
 }
 
 func TestDefaultIsAnEighth(t *testing.T) {
-	l, err := resources.NewGroups(nil)
-	testkit.NoError(t, err)
+	l := testkit.Must(resources.NewGroups(nil))
 	n := 0
 	for i := range 8000 {
 		if l.GroupOf(fmt.Sprint("edge-", i), "edge") == resources.Canary {

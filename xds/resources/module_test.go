@@ -12,8 +12,7 @@ const magic = "\x00asm\x01\x00\x00\x00"
 
 func withModule(t testing.TB) resources.View {
 	t.Helper()
-	m, err := resources.NewModule([]byte(magic), 0)
-	testkit.NoError(t, err)
+	m := testkit.Must(resources.NewModule([]byte(magic), 0))
 	v := fleet()
 	v.Settings.Estimator, v.Settings.Module = resources.Wasm, m
 	return v

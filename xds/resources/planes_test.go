@@ -15,8 +15,7 @@ import (
 // first one. With one control plane, it checks none.
 func TestBootstrapOfSeveralPlanes(t *testing.T) {
 	for _, others := range [][]string{nil, {"10.0.0.2:18000", "10.0.0.3:18000"}} {
-		raw, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "n", ControlPlane: "10.0.0.1:18000", OtherControlPlanes: others})
-		testkit.NoError(t, err)
+		raw := testkit.Must(resources.Bootstrap(resources.BootstrapConfig{NodeID: "n", ControlPlane: "10.0.0.1:18000", OtherControlPlanes: others}))
 		var b bootstrapv3.Bootstrap
 		testkit.NoError(t, protojson.Unmarshal(raw, &b))
 		if err := b.ValidateAll(); err != nil {

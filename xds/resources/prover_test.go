@@ -135,8 +135,7 @@ func swap(t *testing.T, r *rand.Rand, s, from resources.Set) resources.Set {
 	if i >= 0 {
 		all[i] = &was
 	}
-	only, err := resources.NewSet(all...)
-	testkit.NoError(t, err)
+	only := testkit.Must(resources.NewSet(all...))
 	return s.WithTypes(only, typ)
 }
 

@@ -88,8 +88,7 @@ func editView(t *testing.T, v resources.View, edits []string) resources.View {
 	t.Helper()
 	edge, module := v.Edge, v.Settings.Module
 	v.Edge, v.Settings.Module = nil, nil
-	out, err := testkit.EditStruct(v, edits...)
-	testkit.NoError(t, err)
+	out := testkit.Must(testkit.EditStruct(v, edits...))
 	out.Edge, out.Settings.Module = edge, module
 	return out
 }
@@ -129,15 +128,13 @@ func editResource(t *testing.T, s resources.Set, header, edits []string) resourc
 		r.Unlisted = false
 		all[i] = &r
 	default:
-		m, err := testkit.EditMessage(message(t, &r), edits...)
-		testkit.NoError(t, err)
+		m := testkit.Must(testkit.EditMessage(message(t, &r), edits...))
 		edited, err := resources.Encode(typ, r.Name, m)
 		testkit.NoError(t, err)
 		edited.Unlisted = r.Unlisted
 		all[i] = edited
 	}
-	only, err := resources.NewSet(all...)
-	testkit.NoError(t, err)
+	only := testkit.Must(resources.NewSet(all...))
 	return s.WithTypes(only, typ)
 }
 

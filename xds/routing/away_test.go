@@ -36,8 +36,7 @@ func TestOutageIsOneLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
 		conn := &deadConn{}
-		c, err := New(Config{Conn: conn, NodeID: "n1", Logger: slog.New(slog.NewTextHandler(&out, nil))})
-		testkit.NoError(t, err)
+		c := testkit.Must(New(Config{Conn: conn, NodeID: "n1", Logger: slog.New(slog.NewTextHandler(&out, nil))}))
 		stop := testkit.Run(t, c.Run)
 		time.Sleep(2 * time.Hour)
 		stop()

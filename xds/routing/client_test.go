@@ -81,8 +81,7 @@ func follow(t *testing.T, cfg Config) (updates, *Client) {
 	t.Helper()
 	u := make(updates, 100)
 	cfg.NodeID, cfg.Watcher, cfg.BackoffMin = "n1", u, time.Millisecond
-	c, err := New(cfg)
-	testkit.NoError(t, err)
+	c := testkit.Must(New(cfg))
 	testkit.Run(t, c.Run)
 	return u, c
 }

@@ -115,8 +115,7 @@ func setOf(t testing.TB, words ...string) resources.Set {
 		r.Unlisted = strings.HasPrefix(w.name, "hidden")
 		all = append(all, r)
 	}
-	s := testkit.Must(resources.NewSet(all...))
-	return s
+	return testkit.Must(resources.NewSet(all...))
 }
 
 // testServer serves a cache in memory, with limits.

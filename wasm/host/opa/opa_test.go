@@ -21,8 +21,7 @@ import (
 func build(t testing.TB, rules string) []byte {
 	t.Helper()
 	guesttest.SkipUnderRace(t)
-	code := testkit.Must(rego.Build(context.Background(), map[string]string{"x.rego": "package cascade.plan\n" + rules}))
-	return code
+	return testkit.Must(rego.Build(context.Background(), map[string]string{"x.rego": "package cascade.plan\n" + rules}))
 }
 
 func change(names int) abi.Change {

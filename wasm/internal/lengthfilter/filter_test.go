@@ -37,8 +37,7 @@ func several(t testing.TB) []byte {
 
 func must(t testing.TB, c Config) *Filter {
 	t.Helper()
-	f := testkit.Must(New(c))
-	return f
+	return testkit.Must(New(c))
 }
 
 // whole passes a request with its body to a filter, in chunks of n bytes.

@@ -273,8 +273,7 @@ func TestHandshakesAreLoggedOnce(t *testing.T) {
 	w := newHarness(t)
 	good := w.dial(w.a.ComponentCertificate(t, identity.Proxy, "edge"))
 	for range 3 {
-		conn, err := w.listener.Dial()
-		testkit.NoError(t, err)
+		conn := testkit.Must(w.listener.Dial())
 		conn.Close()
 	}
 	wary := w.a.ClientTLS(w.a.ComponentCertificate(t, identity.Proxy, "edge"), identity.Matcher{TrustDomain: "other.test"})
@@ -292,8 +291,7 @@ func TestHandshakesAreLoggedOnce(t *testing.T) {
 	}
 	// Clients read of their refusal before it is recorded.
 	testkit.WaitFor(t, "two refusals", func() bool { return w.binder.Refused() == 2 })
-	conn, err := w.listener.Dial()
-	testkit.NoError(t, err)
+	conn := testkit.Must(w.listener.Dial())
 	io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 	io.Copy(io.Discard, conn)
 	conn.Close()

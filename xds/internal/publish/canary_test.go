@@ -60,8 +60,7 @@ func (a *routeAudit) countBad(node string) int {
 // refuses.
 func startGroupedControlPlane(t *testing.T) (*controlPlane, *routeAudit) {
 	t.Helper()
-	groups, err := resources.NewGroups([]resources.GroupRule{{Name: "canary", Nodes: []string{"canary*"}}})
-	testkit.NoError(t, err)
+	groups := testkit.Must(resources.NewGroups([]resources.GroupRule{{Name: "canary", Nodes: []string{"canary*"}}}))
 	p := newControlPlane(t, publish.Config{Groups: groups, Watch: 200 * time.Millisecond})
 	a := &routeAudit{Ledger: p.ledger, node: make(map[int64]string), sent: make(map[string]int)}
 	p.publisher.Misrender(func(v resources.View, s resources.Set) resources.Set {

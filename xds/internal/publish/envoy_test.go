@@ -142,8 +142,7 @@ func backendView(backends map[string]*backend, epoch policies.Epoch, cuts []poli
 // startEnvoy starts an Envoy of the control plane at an address.
 func startEnvoy(t *testing.T, id, address string) *envoytest.Process {
 	t.Helper()
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: id, ControlPlane: address})
-	testkit.NoError(t, err)
+	boot := testkit.Must(resources.Bootstrap(resources.BootstrapConfig{NodeID: id, ControlPlane: address}))
 	return envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
 }
 

@@ -107,8 +107,7 @@ func TestFederation(t *testing.T) {
 				return v
 			}
 			p.publisher.Submit(of(1, 1000))
-			boot, err := attach.GRPCBootstrap(attach.GRPCConfig{Control: []string{p.address}, Bootstrap: grpctest.Bootstrap(testkit.Addresses(t, 1)[0])})
-			testkit.NoError(t, err)
+			boot := testkit.Must(attach.GRPCBootstrap(attach.GRPCConfig{Control: []string{p.address}, Bootstrap: grpctest.Bootstrap(testkit.Addresses(t, 1)[0])}))
 			call := grpctest.Dial(t, boot, "xds://cascade/"+model)
 			for _, x := range []struct{ tokens, want string }{
 				{"5", "a"}, {"0", "a"}, {"999", "a"}, {"1000", "b"}, {"", "b"}, {"abc", "b"}, {fmt.Sprint(math.MaxInt64), "b"},

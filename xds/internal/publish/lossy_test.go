@@ -40,8 +40,7 @@ type lossyRelay struct {
 
 func startLossyRelay(t *testing.T, upstream string) *lossyRelay {
 	t.Helper()
-	conn, err := grpc.NewClient(upstream, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	testkit.NoError(t, err)
+	conn := testkit.Must(grpc.NewClient(upstream, grpc.WithTransportCredentials(insecure.NewCredentials())))
 	listener := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	r := &lossyRelay{upstream: discoveryv3.NewAggregatedDiscoveryServiceClient(conn), address: listener.Addr().String(), rng: rand.New(rand.NewPCG(7, 7))}
 	server := grpc.NewServer()

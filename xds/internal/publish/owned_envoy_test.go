@@ -56,9 +56,7 @@ func connectionManager(t *testing.T, edit func(*hcmv3.HttpConnectionManager)) []
 
 func packAny(t *testing.T, m proto.Message) *anypb.Any {
 	t.Helper()
-	a, err := anypb.New(m)
-	testkit.NoError(t, err)
-	return a
+	return testkit.Must(anypb.New(m))
 }
 
 func anyPort() *corev3.Address {
@@ -70,8 +68,7 @@ func anyPort() *corev3.Address {
 // ownCluster returns a cluster of the owner with one endpoint.
 func ownCluster(t *testing.T, name, address string) *clusterv3.Cluster {
 	t.Helper()
-	a, err := net.ResolveTCPAddr("tcp", address)
-	testkit.NoError(t, err)
+	a := testkit.Must(net.ResolveTCPAddr("tcp", address))
 	return &clusterv3.Cluster{
 		Name: name, ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
 		LoadAssignment: &endpointv3.ClusterLoadAssignment{ClusterName: name, Endpoints: []*endpointv3.LocalityLbEndpoints{{
@@ -145,8 +142,7 @@ func startOwnedEnvoy(t *testing.T, h *attach.EnvoyConfig, shop *backend) *ownedE
 			CdsConfig: fileSource(t, messages(clusters)...),
 		}
 	}
-	text, err := resources.FormatJSON(b)
-	testkit.NoError(t, err)
+	text := testkit.Must(resources.FormatJSON(b))
 	o := &ownedEnvoy{Process: envoytest.Start(t, envoytest.Config{Bootstrap: string(text)})}
 	o.llm, o.rest = o.client(t, names[0], llmHost), o.client(t, names[1], otherHost)
 	return o
@@ -167,8 +163,7 @@ func fileSource(t *testing.T, list ...proto.Message) *corev3.ConfigSource {
 	for _, m := range list {
 		r.Resources = append(r.Resources, packAny(t, m))
 	}
-	text, err := resources.FormatJSON(r)
-	testkit.NoError(t, err)
+	text := testkit.Must(resources.FormatJSON(r))
 	path := filepath.Join(t.TempDir(), "resources.json")
 	testkit.NoError(t, os.WriteFile(path, text, 0o600))
 	return &corev3.ConfigSource{

@@ -10,8 +10,7 @@ import (
 )
 
 func TestRedact(t *testing.T) {
-	real, err := os.ReadFile(filepath.Join("testdata", "refusal.txt")) // from Envoy 1.40, for a route without an action
-	testkit.NoError(t, err)
+	real := testkit.Must(os.ReadFile(filepath.Join("testdata", "refusal.txt"))) // from Envoy 1.40, for a route without an action
 	key := strings.Repeat("A", 300)
 	for _, x := range []struct{ text, want string }{
 		{"", "no reason given"},

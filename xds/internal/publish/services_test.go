@@ -129,8 +129,7 @@ func (s *slotCache) setEstimator(t *testing.T, word string) {
 		}}),
 	})
 	testkit.NoError(t, err)
-	slot, err := resources.NewSet(r)
-	testkit.NoError(t, err)
+	slot := testkit.Must(resources.NewSet(r))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.slot = slot
@@ -145,8 +144,7 @@ func startServices(t *testing.T, address string) (*controlPlane, *orderRecorder)
 	shared := &slotCache{Cache: cache.New(cache.Config{SecretsFor: func(string) bool { return true }}), sets: make(map[string]resources.Set)}
 	p := newControlPlane(t, publish.Config{Cache: shared})
 	w := &orderRecorder{Ledger: p.ledger, sent: &p.sent, cache: shared, sentBefore: make(map[int64]map[string]bool), open: make(map[openResponse]bool)}
-	services, err := server.New(server.Config{Cache: shared, Callbacks: w})
-	testkit.NoError(t, err)
+	services := testkit.Must(server.New(server.Config{Cache: shared, Callbacks: w}))
 	p.serve(t, address, func(ctx context.Context, s *grpc.Server) { services.Register(ctx, s) })
 	return p, w
 }

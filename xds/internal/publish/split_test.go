@@ -27,8 +27,7 @@ func TestSplit(t *testing.T) {
 			backends := startBackends(t, "a", "b", "c", "d", "shop")
 			p, w := startServices(t, "")
 			p.publisher.Submit(backendView(backends, 1, []policies.Tokens{1000, 5000}, "a b", "c", "d"))
-			h, err := way(attach.Config{Control: []string{p.address}, EstimatorFilter: true})
-			testkit.NoError(t, err)
+			h := testkit.Must(way(attach.Config{Control: []string{p.address}, EstimatorFilter: true}))
 			o := startOwnedEnvoy(t, h, backends["shop"])
 			testFirstRequests(t, o)
 			testRanges(t, o)
@@ -92,8 +91,7 @@ func testRanges(t *testing.T, o *ownedEnvoy) {
 func testTokens(t *testing.T, o *ownedEnvoy) {
 	t.Helper()
 	for tokens, want := range map[string]string{"0": "s0", "999": "s0", "1000": "s1", "4999": "s1", "5000": "s2", "9223372036854775807": "s2", "abc": "s2"} {
-		req, err := http.NewRequest("POST", o.llm.url, strings.NewReader("x"))
-		testkit.NoError(t, err)
+		req := testkit.Must(http.NewRequest("POST", o.llm.url, strings.NewReader("x")))
 		req.Header.Set("x-test-tokens", tokens)
 		resp, err := o.llm.http.Do(req)
 		testkit.NoError(t, err)
@@ -217,8 +215,7 @@ func TestSplitWithoutControl(t *testing.T) {
 			if name == "internal listener" {
 				c.Fallback = "spare"
 			}
-			h, err := way(c)
-			testkit.NoError(t, err)
+			h := testkit.Must(way(c))
 			if name == "internal listener" {
 				h.Clusters = append(h.Clusters, ownCluster(t, "spare", backends["fallback"].address))
 			}

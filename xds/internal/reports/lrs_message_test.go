@@ -59,8 +59,7 @@ func on(port uint32, active uint64) *endpointv3.UpstreamEndpointStats {
 // unpack decodes a message as gRPC does.
 func unpack(t testing.TB, m proto.Message) *message {
 	t.Helper()
-	b, err := proto.Marshal(m)
-	testkit.NoError(t, err)
+	b := testkit.Must(proto.Marshal(m))
 	f := new(message)
 	testkit.NoError(t, proto.Unmarshal(b, protoadapt.MessageV2Of(f)))
 	return f
@@ -141,8 +140,7 @@ func TestMessageBounds(t *testing.T) {
 		"clusters": many,
 		"name":     &loadstatsv3.LoadStatsRequest{Node: &corev3.Node{Id: strings.Repeat("x", maxName+1)}},
 	} {
-		b, err := proto.Marshal(m)
-		testkit.NoError(t, err)
+		b := testkit.Must(proto.Marshal(m))
 		if err := new(message).decode(b); err == nil {
 			t.Errorf("%s: taken", name)
 		}
@@ -154,8 +152,7 @@ func FuzzFrame(f *testing.F) {
 		&loadstatsv3.LoadStatsRequest{},
 		&loadstatsv3.LoadStatsRequest{Node: &corev3.Node{Id: "e", Cluster: "c"}, ClusterStats: []*endpointv3.ClusterStats{stats("cascade/m/s0/rr", on(7, 3)), stats("x", on(8, 1))}},
 	} {
-		b, err := proto.Marshal(m)
-		testkit.NoError(f, err)
+		b := testkit.Must(proto.Marshal(m))
 		f.Add(b)
 		f.Add(b[:len(b)/2])
 	}
@@ -198,8 +195,7 @@ func BenchmarkFrame(b *testing.B) {
 	for i := range 100 {
 		m.ClusterStats = append(m.ClusterStats, stats("cascade/m/s0/rr", on(uint32(i+1), 3)))
 	}
-	raw, err := proto.Marshal(m)
-	testkit.NoError(b, err)
+	raw := testkit.Must(proto.Marshal(m))
 	b.Run("by hand", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {

@@ -36,8 +36,7 @@ type served struct {
 func serve(t *testing.T, admit func(context.Context, string) error) *served {
 	t.Helper()
 	book := NewBook(10*time.Second, nil)
-	s, err := NewLRS(Config{Book: book, Admit: admit})
-	testkit.NoError(t, err)
+	s := testkit.Must(NewLRS(Config{Book: book, Admit: admit}))
 	ctx, cancel := context.WithCancel(context.Background())
 	ran := make(chan struct{})
 	go func() { defer close(ran); _ = s.Run(ctx) }()

@@ -100,8 +100,7 @@ func TestEnvoyAccepts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h, err := render()
 			testkit.NoError(t, err)
-			text, err := resources.FormatJSON(owned(t, h))
-			testkit.NoError(t, err)
+			text := testkit.Must(resources.FormatJSON(owned(t, h)))
 			envoytest.Validate(t, string(text))
 		})
 	}
@@ -126,8 +125,7 @@ func owned(t *testing.T, h *attach.EnvoyConfig) *bootstrapv3.Bootstrap {
 		}}
 	}
 	m.HttpFilters = append(m.HttpFilters, resources.RouterFilter())
-	packed, err := anypb.New(m)
-	testkit.NoError(t, err)
+	packed := testkit.Must(anypb.New(m))
 	b.StaticResources.Listeners = append(b.StaticResources.Listeners, &listenerv3.Listener{
 		Name:    "theirs",
 		Address: &corev3.Address{Address: &corev3.Address_SocketAddress{SocketAddress: &corev3.SocketAddress{Address: "127.0.0.1", PortSpecifier: &corev3.SocketAddress_PortValue{}}}},

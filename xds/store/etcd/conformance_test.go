@@ -26,8 +26,7 @@ func newPrefix() string { return fmt.Sprintf("/test/%d", prefixes.Add(1)) }
 // open returns a client that is closed when the test ends.
 func open(t testing.TB, prefix string, endpoints ...string) *etcd.Client {
 	t.Helper()
-	c, err := etcd.New(etcd.Config{Endpoints: endpoints, Prefix: prefix})
-	testkit.NoError(t, err)
+	c := testkit.Must(etcd.New(etcd.Config{Endpoints: endpoints, Prefix: prefix}))
 	t.Cleanup(func() { testkit.NoError(t, c.Close()) })
 	return c
 }

@@ -98,8 +98,7 @@ func TestNoSpace(t *testing.T) {
 	prefix := newPrefix()
 	c := open(t, prefix, cluster.Endpoints()...)
 	s := store.New(c)
-	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
-	testkit.NoError(t, err)
+	v := testkit.Must(s.CompareAndSwap(t.Context(), "", storetest.Object(1)))
 	cluster.Fill()
 	for name, write := range map[string]func() error{
 		"plan":     func() error { _, err := s.CompareAndSwap(t.Context(), v, storetest.Object(2)); return err },
@@ -114,7 +113,7 @@ func TestNoSpace(t *testing.T) {
 		t.Errorf("epoch %d, %v", u.Object.Epoch, u.Err)
 	}
 	cluster.Empty()
-	_, err = s.CompareAndSwap(t.Context(), v, storetest.Object(2))
+	_, err := s.CompareAndSwap(t.Context(), v, storetest.Object(2))
 	testkit.NoError(t, err)
 }
 
@@ -138,8 +137,7 @@ func TestUsers(t *testing.T) {
 	var mu sync.Mutex
 	password := first
 	login := func(prefix, user string, password func() (string, error)) *etcd.Client {
-		c, err := etcd.New(etcd.Config{Endpoints: cluster.Endpoints(), Prefix: prefix, User: user, Password: password})
-		testkit.NoError(t, err)
+		c := testkit.Must(etcd.New(etcd.Config{Endpoints: cluster.Endpoints(), Prefix: prefix, User: user, Password: password}))
 		t.Cleanup(func() { c.Close() })
 		return c
 	}
@@ -170,8 +168,7 @@ func TestUsers(t *testing.T) {
 	refused("no user", `user ""`, err)
 
 	// Another password: the store logs in again with what the file then has.
-	root, err := clientv3.New(clientv3.Config{Endpoints: []string{"http://" + cluster.Members[0].Endpoint}, Username: "root", Password: "r00t"})
-	testkit.NoError(t, err)
+	root := testkit.Must(clientv3.New(clientv3.Config{Endpoints: []string{"http://" + cluster.Members[0].Endpoint}, Username: "root", Password: "r00t"}))
 	defer root.Close()
 	run(root.UserChangePassword(t.Context(), "cascade", second))
 	mu.Lock()

@@ -50,8 +50,7 @@ func TestRefused(t *testing.T) {
 	server := kubetest.Simulate(t)
 	c := simulated(server).open(t, newName())
 	s := store.New(c)
-	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
-	testkit.NoError(t, err)
+	v := testkit.Must(s.CompareAndSwap(t.Context(), "", storetest.Object(1)))
 	for code, want := range map[int]string{
 		http.StatusForbidden:           "control-role.yaml",
 		http.StatusUnauthorized:        "check the token",
@@ -75,7 +74,7 @@ func TestRefused(t *testing.T) {
 		}
 		return 0
 	})
-	_, err = s.CompareAndSwap(t.Context(), v, storetest.Object(2))
+	_, err := s.CompareAndSwap(t.Context(), v, storetest.Object(2))
 	testkit.NoError(t, err)
 	server.Before(nil)
 	if u := storetest.Read(t, s); u.Err != nil || u.Object.Epoch != 2 {

@@ -41,8 +41,7 @@ func (a api) open(t testing.TB, name string) *kubernetes.Client {
 	t.Helper()
 	config := a.rest
 	config.Host = a.host
-	c, err := kubernetes.New(kubernetes.Config{REST: &config, Namespace: cmp.Or(a.namespace, "default"), Name: name})
-	testkit.NoError(t, err)
+	c := testkit.Must(kubernetes.New(kubernetes.Config{REST: &config, Namespace: cmp.Or(a.namespace, "default"), Name: name}))
 	t.Cleanup(func() { testkit.NoError(t, c.Close()) })
 	return c
 }

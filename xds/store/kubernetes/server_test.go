@@ -59,8 +59,7 @@ const gone = 60 * time.Second
 func testGone(t *testing.T, a api, stop, start func()) {
 	name := newName()
 	s, f := store.New(a.open(t, name)), storetest.Follow(t, store.New(a.open(t, name)))
-	v, err := s.CompareAndSwap(t.Context(), "", storetest.Object(1))
-	testkit.NoError(t, err)
+	v := testkit.Must(s.CompareAndSwap(t.Context(), "", storetest.Object(1)))
 	f.Await(1)
 	stop()
 	began, writes, longest := time.Now(), 0, time.Duration(0)
@@ -98,7 +97,7 @@ func testGone(t *testing.T, a api, stop, start func()) {
 	if longest > 10*time.Second {
 		t.Errorf("a write took %v", longest)
 	}
-	_, err = s.CompareAndSwap(t.Context(), v, storetest.Object(3))
+	_, err := s.CompareAndSwap(t.Context(), v, storetest.Object(3))
 	testkit.NoError(t, err)
 	f.Await(3)
 }
