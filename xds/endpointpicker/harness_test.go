@@ -1,26 +1,24 @@
 package endpointpicker
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/internal/testkit/memgrpc"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/cache"
+	"github.com/cascadeinfer/cascade/xds/internal/processing/processingtest"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/routing"
 	"github.com/cascadeinfer/cascade/xds/server"
@@ -126,100 +124,31 @@ func withSecondModel(v resources.View) resources.View {
 
 // headers returns a gateway's first message, with pairs of name and value.
 func headers(end bool, pairs ...string) *extproc.ProcessingRequest {
-	h := &corev3.HeaderMap{}
-	for i := 0; i < len(pairs); i += 2 {
-		h.Headers = append(h.Headers, &corev3.HeaderValue{Key: pairs[i], RawValue: []byte(pairs[i+1])})
-	}
-	return &extproc.ProcessingRequest{
-		Request:        &extproc.ProcessingRequest_RequestHeaders{RequestHeaders: &extproc.HttpHeaders{Headers: h, EndOfStream: end}},
-		ProtocolConfig: &extproc.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_FULL_DUPLEX_STREAMED, ResponseBodyMode: filterv3.ProcessingMode_FULL_DUPLEX_STREAMED},
-	}
-}
-
-func body(b string, end bool) *extproc.ProcessingRequest {
-	return &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestBody{RequestBody: &extproc.HttpBody{Body: []byte(b), EndOfStream: end}}}
+	r := processingtest.Headers(end, pairs...)
+	r.ProtocolConfig = &extproc.ProtocolConfiguration{RequestBodyMode: filterv3.ProcessingMode_FULL_DUPLEX_STREAMED, ResponseBodyMode: filterv3.ProcessingMode_FULL_DUPLEX_STREAMED}
+	return r
 }
 
 // talk sends messages on one stream and describes the answers, a line for each.
-func talk(t *testing.T, c extproc.ExternalProcessorClient, messages ...*extproc.ProcessingRequest) (out []string) {
+func talk(t *testing.T, c extproc.ExternalProcessorClient, messages ...*extproc.ProcessingRequest) []string {
 	t.Helper()
-	stream := testkit.Must(c.Process(t.Context()))
-	for _, m := range messages {
-		if err := stream.Send(m); err != nil {
-			break // the server has ended the stream; Recv says how
-		}
-	}
-	_ = stream.CloseSend()
-	for {
-		r, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return out
-		} else if err != nil {
-			return append(out, status.Code(err).String())
-		}
-		out = append(out, describe(t, r))
-	}
+	out := processingtest.Talk(t, c, true, func(r *extproc.ProcessingResponse) string { return describe(t, r) }, messages...)
+	return slices.DeleteFunc(out, func(line string) bool { return line == "closed" })
 }
 
-// describe describes an answer in one line.
+// describe describes an answer in one line, and checks that header and metadata agree.
 func describe(t *testing.T, r *extproc.ProcessingResponse) string {
 	t.Helper()
-	switch m := r.GetResponse().(type) {
-	case *extproc.ProcessingResponse_RequestHeaders:
-		return "headers:" + mutation(t, r, m.RequestHeaders.GetResponse())
-	case *extproc.ProcessingResponse_RequestBody:
-		return "body:" + mutation(t, r, m.RequestBody.GetResponse())
-	case *extproc.ProcessingResponse_RequestTrailers:
-		return "trailers"
-	case *extproc.ProcessingResponse_ResponseHeaders:
-		return "response headers:" + mutation(t, r, m.ResponseHeaders.GetResponse())
-	case *extproc.ProcessingResponse_ResponseBody:
-		return "response body:" + mutation(t, r, m.ResponseBody.GetResponse())
-	case *extproc.ProcessingResponse_ResponseTrailers:
-		return "response trailers"
-	case *extproc.ProcessingResponse_ImmediateResponse:
-		i := m.ImmediateResponse
-		out := fmt.Sprintf("%d:", i.GetStatus().GetCode())
-		for _, h := range i.GetHeaders().GetSetHeaders() {
-			out += " " + h.Header.Key + "=" + string(h.Header.RawValue)
-		}
-		return out + " " + string(i.Body)
-	}
-	return fmt.Sprintf("%T", r.GetResponse())
-}
-
-// mutation describes the changes of an answer, and checks that header and metadata agree.
-func mutation(t *testing.T, r *extproc.ProcessingResponse, c *extproc.CommonResponse) (out string) {
-	t.Helper()
 	destination := ""
+	_, c := processingtest.Changes(r)
 	for _, h := range c.GetHeaderMutation().GetSetHeaders() {
-		if h.AppendAction != corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD || h.Header.Value != "" {
-			t.Errorf("header %s is not overwritten by its raw value", h.Header.Key)
-		}
 		if h.Header.Key == DestinationHeader {
 			destination = string(h.Header.RawValue)
-			out += " to=" + strings.ReplaceAll(strings.ReplaceAll(destination, "10.0.0.", "."), ":8000", "")
-			continue
 		}
-		out += " " + h.Header.Key + "=" + string(h.Header.RawValue)
 	}
 	if md := r.GetDynamicMetadata().GetFields()["envoy.lb"].GetStructValue().GetFields()["x-gateway-destination-endpoint"].GetStringValue(); md != destination {
 		t.Errorf("the header says %q, the metadata %q", destination, md)
 	}
-	for _, h := range c.GetHeaderMutation().GetRemoveHeaders() {
-		out += " -" + h
-	}
-	if c.GetClearRouteCache() {
-		out += " reroute"
-	}
-	if s := c.GetBodyMutation().GetStreamedResponse(); s != nil {
-		out += fmt.Sprintf(" %d bytes", len(s.Body))
-		if len(s.Body) <= 40 {
-			out += fmt.Sprintf(" %q", s.Body)
-		}
-		if s.EndOfStream {
-			out += " end"
-		}
-	}
-	return out
+	short := strings.ReplaceAll(strings.ReplaceAll(destination, "10.0.0.", "."), ":8000", "")
+	return strings.Replace(processingtest.Describe(r), DestinationHeader+"="+destination, "to="+short, 1)
 }

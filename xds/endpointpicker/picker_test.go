@@ -2,7 +2,6 @@ package endpointpicker
 
 import (
 	"context"
-	"io"
 	"net/netip"
 	"slices"
 	"strings"
@@ -12,7 +11,6 @@ import (
 
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/proto"
@@ -21,35 +19,9 @@ import (
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/internal/processing"
+	"github.com/cascadeinfer/cascade/xds/internal/processing/processingtest"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
-
-// fakeStream is a stream whose messages come from a channel.
-type fakeStream struct {
-	grpc.ServerStream
-	ctx  context.Context
-	recv chan *extproc.ProcessingRequest // closed: the gateway has closed its side
-	sent []*extproc.ProcessingResponse
-}
-
-func (f *fakeStream) Context() context.Context { return f.ctx }
-
-func (f *fakeStream) Send(r *extproc.ProcessingResponse) error {
-	f.sent = append(f.sent, r)
-	return nil
-}
-
-func (f *fakeStream) Recv() (*extproc.ProcessingRequest, error) {
-	select {
-	case r, ok := <-f.recv:
-		if !ok {
-			return nil, io.EOF
-		}
-		return r, nil
-	case <-f.ctx.Done():
-		return nil, f.ctx.Err()
-	}
-}
 
 // handView returns a view of models with one replica each, without a control plane.
 func handView(names ...string) *View {
@@ -72,13 +44,13 @@ func TestLateBody(t *testing.T) {
 		s := testkit.Must(New(Config{}))
 		s.view.Store(handView("m", "n"))
 		ctx, cancel := context.WithCancel(t.Context())
-		f := &fakeStream{ctx: ctx, recv: make(chan *extproc.ProcessingRequest, 2)}
-		f.recv <- headers(false, ":authority", "else.test")
-		f.recv <- body(`{"prompt":`, false)
+		f := &processingtest.Stream{Ctx: ctx, Requests: make(chan *extproc.ProcessingRequest, 2)}
+		f.Requests <- headers(false, ":authority", "else.test")
+		f.Requests <- processingtest.Body(`{"prompt":`, false)
 		began := time.Now()
 		testkit.NoError(t, s.Process(f))
-		if took := time.Since(began); took != processing.DefaultDeadline || len(f.sent) != 1 || f.sent[0].GetImmediateResponse().GetStatus().GetCode() != 408 {
-			t.Errorf("after %v: %v, want 408 after %v", took, f.sent, processing.DefaultDeadline)
+		if took := time.Since(began); took != processing.DefaultDeadline || len(f.Sent) != 1 || f.Sent[0].GetImmediateResponse().GetStatus().GetCode() != 408 {
+			t.Errorf("after %v: %v, want 408 after %v", took, f.Sent, processing.DefaultDeadline)
 		}
 		if s.budget.Held() != 0 {
 			t.Errorf("%d bytes are held after the request", s.budget.Held())
@@ -87,16 +59,16 @@ func TestLateBody(t *testing.T) {
 		s.view.Store(handView("m"))
 		ctx, cancel = context.WithCancel(t.Context())
 		defer cancel()
-		f = &fakeStream{ctx: ctx, recv: make(chan *extproc.ProcessingRequest)}
+		f = &processingtest.Stream{Ctx: ctx, Requests: make(chan *extproc.ProcessingRequest)}
 		go func() {
-			f.recv <- headers(true)
+			f.Requests <- headers(true)
 			time.Sleep(2 * processing.DefaultDeadline)
-			f.recv <- &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extproc.HttpHeaders{}}}
-			close(f.recv)
+			f.Requests <- &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extproc.HttpHeaders{}}}
+			close(f.Requests)
 		}()
 		testkit.NoError(t, s.Process(f))
-		if len(f.sent) != 2 || f.sent[1].GetResponseHeaders() == nil {
-			t.Errorf("answers %v, want response headers last", f.sent)
+		if len(f.Sent) != 2 || f.Sent[1].GetResponseHeaders() == nil {
+			t.Errorf("answers %v, want response headers last", f.Sent)
 		}
 		cancel()
 		synctest.Wait()
@@ -116,8 +88,8 @@ func TestMemory(t *testing.T) {
 		return x
 	}
 	x, y := open(), open()
-	testkit.Must(x.Step(body(strings.Repeat("x", 60), false)))
-	out := testkit.Must(y.Step(body(strings.Repeat("x", 60), false)))
+	testkit.Must(x.Step(processingtest.Body(strings.Repeat("x", 60), false)))
+	out := testkit.Must(y.Step(processingtest.Body(strings.Repeat("x", 60), false)))
 	if len(out) != 1 || out[0].GetImmediateResponse().GetStatus().GetCode() != 429 {
 		t.Errorf("answers %v, want 429", out)
 	}
@@ -126,7 +98,7 @@ func TestMemory(t *testing.T) {
 		t.Errorf("%d bytes are held", s.budget.Held())
 	}
 	z := open()
-	testkit.Must(z.Step(body(strings.Repeat("x", 60), false)))
+	testkit.Must(z.Step(processingtest.Body(strings.Repeat("x", 60), false)))
 	if s.budget.Held() != 60 {
 		t.Errorf("%d bytes are held, want 60", s.budget.Held())
 	}
@@ -139,11 +111,11 @@ func TestRefusedBody(t *testing.T) {
 	s.view.Store(handView("m", "n"))
 	x := &exchange{server: s, view: s.view.Load()}
 	testkit.Must(x.Step(headers(false)))
-	testkit.Must(x.Step(body(strings.Repeat("x", 60), false)))
+	testkit.Must(x.Step(processingtest.Body(strings.Repeat("x", 60), false)))
 	if s.budget.Held() != 60 {
 		t.Errorf("%d bytes are held, want 60", s.budget.Held())
 	}
-	if out := testkit.Must(x.Step(body(strings.Repeat("x", 60), false))); out[0].GetImmediateResponse().GetStatus().GetCode() != 413 || s.budget.Held() != 0 {
+	if out := testkit.Must(x.Step(processingtest.Body(strings.Repeat("x", 60), false))); out[0].GetImmediateResponse().GetStatus().GetCode() != 413 || s.budget.Held() != 0 {
 		t.Errorf("answers %v and %d bytes held, want 413 and none", out, s.budget.Held())
 	}
 }
@@ -154,21 +126,21 @@ func TestSentBody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := testkit.Must(New(Config{}))
 		s.view.Store(handView("m", "n"))
-		f := &fakeStream{ctx: t.Context(), recv: make(chan *extproc.ProcessingRequest)}
+		f := &processingtest.Stream{Ctx: t.Context(), Requests: make(chan *extproc.ProcessingRequest)}
 		done := make(chan error, 1)
 		go func() { done <- s.Process(f) }()
-		f.recv <- headers(false)
-		f.recv <- body(`{"model":"m",`, false)
+		f.Requests <- headers(false)
+		f.Requests <- processingtest.Body(`{"model":"m",`, false)
 		synctest.Wait()
 		if s.budget.Held() == 0 {
 			t.Error("no memory is held for the beginning of a body")
 		}
-		f.recv <- body(`"prompt":"x"}`, true)
+		f.Requests <- processingtest.Body(`"prompt":"x"}`, true)
 		synctest.Wait()
-		if s.budget.Held() != 0 || len(f.sent) != 2 {
-			t.Errorf("%d bytes are held after answers %v", s.budget.Held(), f.sent)
+		if s.budget.Held() != 0 || len(f.Sent) != 2 {
+			t.Errorf("%d bytes are held after answers %v", s.budget.Held(), f.Sent)
 		}
-		close(f.recv)
+		close(f.Requests)
 		testkit.NoError(t, <-done)
 	})
 }
@@ -183,7 +155,7 @@ func TestPlanChangesDuringUpload(t *testing.T) {
 		x := &exchange{server: s, view: s.view.Load()}
 		testkit.Must(x.Step(headers(false)))
 		s.view.Store(after)
-		return describe(t, testkit.Must(x.Step(body(`{"model":"m","prompt":"xxxx"}`, true)))[0])
+		return describe(t, testkit.Must(x.Step(processingtest.Body(`{"model":"m","prompt":"xxxx"}`, true)))[0])
 	}
 	if got, want := pick(handView("n", "m")), "headers: to=.2 x-cascade-tokens=1 x-gateway-model-name=m reroute"; got != want {
 		t.Errorf("%q, want %q", got, want)
@@ -255,7 +227,7 @@ func TestCancelledStreams(t *testing.T) {
 			_ = stream.Send(headers(false, ":authority", "else.test"))
 		}
 		if i%3 > 1 {
-			_ = stream.Send(body(`{"prompt":"x"`, false))
+			_ = stream.Send(processingtest.Body(`{"prompt":"x"`, false))
 		}
 		cancel()
 	}
@@ -271,7 +243,7 @@ func FuzzExchange(f *testing.F) {
 	s.view.Store(handView("m", "n"))
 	hinted := headers(true, ":authority", "x")
 	hinted.MetadataContext = metadata(subsetNamespace, subsetKey, structpb.NewStringValue("10.0.0.1:8000,10.0.0.2:8000"))
-	for _, m := range []*extproc.ProcessingRequest{headers(false, "content-length", "5"), hinted, body(`{"model":"m"}`, true), body("x", false), {}} {
+	for _, m := range []*extproc.ProcessingRequest{headers(false, "content-length", "5"), hinted, processingtest.Body(`{"model":"m"}`, true), processingtest.Body("x", false), {}} {
 		data := testkit.Must(proto.Marshal(m))
 		f.Add(data, data, data)
 	}

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
+	"github.com/cascadeinfer/cascade/xds/internal/processing/processingtest"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -117,7 +118,7 @@ func parseMessage(words []string) (*extproc.ProcessingRequest, error) {
 		return parseHeaders(words)
 	case "body":
 		text, end := parseBody(words[1:])
-		return body(text, end), nil
+		return processingtest.Body(text, end), nil
 	case "trailers":
 		return &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestTrailers{RequestTrailers: &extproc.HttpTrailers{}}}, nil
 	case "response-headers":

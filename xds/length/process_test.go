@@ -19,6 +19,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/internal/processing"
+	"github.com/cascadeinfer/cascade/xds/internal/processing/processingtest"
 )
 
 // TestScenarios runs testdata/process.txt (package datadriven, see
@@ -80,7 +81,7 @@ func TestBodyLargerThanAMessage(t *testing.T) {
 	if _, err := stream.Recv(); err != nil {
 		t.Fatal(err)
 	}
-	stream.Send(body(strings.Repeat("x", c.MaxBody+processing.MaxHeaders), true))
+	stream.Send(processingtest.Body(strings.Repeat("x", c.MaxBody+processing.MaxHeaders), true))
 	if _, err := stream.Recv(); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("ended with %v, want ResourceExhausted", err)
 	}
@@ -108,13 +109,13 @@ func TestDeadline(t *testing.T) {
 				c.Deadline = 3 * time.Second
 				s := testkit.Must(New(c))
 				began := time.Now()
-				f, err := run(t, s, context.Background(), func(f *fakeStream) {
+				f, err := run(t, s, context.Background(), func(f *processingtest.Stream) {
 					for _, m := range x.send {
-						f.recv <- m
+						f.Requests <- m
 					}
 				})
-				if took := time.Since(began); err != nil || took != c.Deadline || len(f.sent) != x.want {
-					t.Errorf("after %s: %d answers, %v; want a clean close after %s", took, len(f.sent), err, c.Deadline)
+				if took := time.Since(began); err != nil || took != c.Deadline || len(f.Sent) != x.want {
+					t.Errorf("after %s: %d answers, %v; want a clean close after %s", took, len(f.Sent), err, c.Deadline)
 				}
 				if n := testutil.ToFloat64(s.metrics.answers.WithLabelValues(string(late))); n != 1 {
 					t.Errorf("%v late requests, want 1", n)
@@ -128,19 +129,19 @@ func TestDeadline(t *testing.T) {
 func TestStreamsThatEndEarly(t *testing.T) {
 	for _, x := range []struct {
 		name    string
-		prepare func(*fakeStream, context.CancelFunc)
+		prepare func(*processingtest.Stream, context.CancelFunc)
 		want    codes.Code
 	}{
-		{"closed before anything", func(f *fakeStream, _ context.CancelFunc) { close(f.recv) }, codes.OK},
-		{"closed instead of a body", func(f *fakeStream, _ context.CancelFunc) { f.recv <- post("m.test"); close(f.recv) }, codes.OK},
-		{"cancelled before anything", func(_ *fakeStream, cancel context.CancelFunc) { cancel() }, codes.Canceled},
-		{"cancelled while waiting", func(f *fakeStream, cancel context.CancelFunc) {
-			f.recv <- post("m.test")
+		{"closed before anything", func(f *processingtest.Stream, _ context.CancelFunc) { close(f.Requests) }, codes.OK},
+		{"closed instead of a body", func(f *processingtest.Stream, _ context.CancelFunc) { f.Requests <- post("m.test"); close(f.Requests) }, codes.OK},
+		{"cancelled before anything", func(_ *processingtest.Stream, cancel context.CancelFunc) { cancel() }, codes.Canceled},
+		{"cancelled while waiting", func(f *processingtest.Stream, cancel context.CancelFunc) {
+			f.Requests <- post("m.test")
 			time.AfterFunc(time.Second, cancel)
 		}, codes.Canceled},
-		{"send fails", func(f *fakeStream, _ context.CancelFunc) {
-			f.fail = status.Error(codes.Unavailable, "gone")
-			f.recv <- post("m.test")
+		{"send fails", func(f *processingtest.Stream, _ context.CancelFunc) {
+			f.Fail = status.Error(codes.Unavailable, "gone")
+			f.Requests <- post("m.test")
 		}, codes.Unavailable},
 	} {
 		t.Run(x.name, func(t *testing.T) {
@@ -149,7 +150,7 @@ func TestStreamsThatEndEarly(t *testing.T) {
 				testkit.NoError(t, err)
 				ctx, cancel := context.WithCancel(context.Background())
 				defer cancel()
-				_, err = run(t, s, ctx, func(f *fakeStream) { x.prepare(f, cancel) })
+				_, err = run(t, s, ctx, func(f *processingtest.Stream) { x.prepare(f, cancel) })
 				if got := status.Code(err); got != x.want {
 					t.Errorf("ended with %v, want %v", err, x.want)
 				}
@@ -166,7 +167,7 @@ func TestStreamsThatEndEarly(t *testing.T) {
 // respond or refuse, and never panic.
 func FuzzExchange(f *testing.F) {
 	s := testkit.Must(New(testConfig()))
-	for _, m := range []*extproc.ProcessingRequest{post("m.test", "content-length", "5"), post("both.test"), body(`{"prompt":"x"}`, true), {}} {
+	for _, m := range []*extproc.ProcessingRequest{post("m.test", "content-length", "5"), post("both.test"), processingtest.Body(`{"prompt":"x"}`, true), {}} {
 		data := testkit.Must(proto.Marshal(m))
 		f.Add(data, data)
 	}
