@@ -27,11 +27,9 @@ type fleet struct {
 	t       *testing.T
 	latency time.Duration // of a message, one way
 	rate    float64       // tokens per second of one transfer
-	growth  float64       // tokens per second of one request
 	fail    float64       // share of transfers that fail
 	refuse  float64       // share of reservations that are rejected
 	loss    float64       // share of messages that are lost
-	begun   time.Time
 	edges   []policies.Tokens
 	config  bidask.Rules
 	// distance returns the distance of two replicas; nil: all distances are equal.
@@ -44,9 +42,6 @@ type fleet struct {
 	rng      *rand.Rand
 	messages int
 	moves    int
-	moved    map[string]int // by request
-	grown    map[string]int // moves of requests that had outgrown their stage
-	hottest  int            // maximum number of concurrent transfers on one side of a replica
 }
 
 // replica is an engine and its migrator.
@@ -64,18 +59,17 @@ type replica struct {
 
 type request struct {
 	id     string
-	length float64
+	length policies.Tokens
 	since  time.Time
 	epoch  policies.Epoch
 	fixed  policies.PinReason
-	at     time.Time // time at which length was measured
 }
 
 const capacity policies.Tokens = 1_000_000
 
 func newFleet(t *testing.T, n int, change func(*fleet)) *fleet {
 	w := &fleet{t: t, latency: 300 * time.Microsecond, rate: 100_000, nodes: make(map[policies.ReplicaID]*replica), rng: rand.New(rand.NewPCG(1, 2)),
-		moved: make(map[string]int), grown: make(map[string]int), begun: time.Now(), edges: policies.BucketEdges(1<<17, 4)}
+		edges: policies.BucketEdges(1<<17, 4)}
 	if change != nil {
 		change(w)
 	}
@@ -144,35 +138,9 @@ func (w *fleet) drain(which policies.ReplicaID, plan policies.Plan) {
 	w.plan(plan)
 }
 
-// sendMeans sets each replica's stage mean twice a second, as the control plane does, until the
-// context ends.
-func (w *fleet) sendMeans(ctx context.Context) {
-	for ctx.Err() == nil {
-		for _, r := range w.nodes {
-			stage := r.view.Plan.StageOfReplica(r.id)
-			if stage < 0 {
-				continue
-			}
-			sum := policies.Tokens(0)
-			members := r.view.Plan.Stages[stage].Replicas
-			for _, id := range members {
-				sum += w.nodes[id].load().Held
-			}
-			r.view.StageMean, r.view.MeanAt = sum/policies.Tokens(len(members)), time.Now()
-			r.SetView(r.view)
-		}
-		time.Sleep(500 * time.Millisecond)
-	}
-}
-
 // addRequest starts a request.
 func (w *fleet) addRequest(at policies.ReplicaID, id string, length policies.Tokens, fixed policies.PinReason) {
-	now := time.Now()
-	w.nodes[at].requests[id] = &request{id: id, length: float64(length), since: now.Add(-time.Minute), at: now, epoch: 1, fixed: fixed}
-}
-
-func (w *fleet) present(r *request) float64 {
-	return r.length + w.growth*time.Since(r.at).Seconds()
+	w.nodes[at].requests[id] = &request{id: id, length: length, since: time.Now().Add(-time.Minute), epoch: 1, fixed: fixed}
 }
 
 func (r *replica) residents() []frontend.LocalLeg {
@@ -181,7 +149,7 @@ func (r *replica) residents() []frontend.LocalLeg {
 	var out []frontend.LocalLeg
 	for _, q := range r.requests {
 		out = append(out, frontend.LocalLeg{
-			Request: policies.Request{ID: q.id, Input: 1, Output: policies.Tokens(r.w.present(q)) - 1, MaxOutput: 1 << 20},
+			Request: policies.Request{ID: q.id, Input: 1, Output: q.length - 1, MaxOutput: 1 << 20},
 			Epoch:   q.epoch, Pinned: q.fixed, Since: q.since, Last: q.since,
 		})
 	}
@@ -193,7 +161,7 @@ func (r *replica) load() policies.Load {
 	defer r.w.mu.Unlock()
 	l := policies.Load{Running: len(r.requests), Iteration: 0.02}
 	for _, q := range r.requests {
-		l.Held += policies.Tokens(r.w.present(q))
+		l.Held += q.length
 	}
 	return l
 }
@@ -245,13 +213,11 @@ func (r *replica) Execute(a bidask.Action) {
 	case bidask.Export:
 		r.exports[a.Deal] = a.Migration.Request
 		r.exporting++
-		w.hottest = max(w.hottest, r.exporting)
 	case bidask.Import:
 		if _, ok := r.reserved[a.Deal]; !ok {
 			w.t.Errorf("%v is imported without a reservation", a.Deal)
 		}
 		r.imports++
-		w.hottest = max(w.hottest, r.imports)
 		time.AfterFunc(time.Duration(float64(a.Migration.Length)/w.rate*float64(time.Second)), func() { r.arrive(a) })
 	case bidask.Abort:
 		// It is always too late: the transfer decides.
@@ -285,10 +251,6 @@ func (r *replica) arrive(a bidask.Action) {
 		r.requests[id] = q
 		delete(r.reserved, a.Deal)
 		w.moves++
-		w.moved[id]++
-		if a.Migration.Cause == policies.Growth {
-			w.grown[id]++
-		}
 	}
 	go from.Notify(bidask.Event{Kind: end, Deal: a.Deal})
 	go r.Notify(bidask.Event{Kind: end, Deal: a.Deal})

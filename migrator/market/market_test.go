@@ -162,35 +162,27 @@ func TestProposal(t *testing.T) {
 	}
 }
 
-// TestNotReady buys and sells nothing while the engine is unavailable.
-func TestNotReady(t *testing.T) {
-	m, network := newTwoStages(t, func(c *Config) { c.Ready, c.Capacity = func() bool { return false }, 1000 })
-	m.scan()
-	m.Receive("b", &api.Market{Kind: uint32(bidask.Ask), Seller: "b", Handover: &api.Handover{Request: "p", Length: 5, Cause: 1}})
-	m.drainMailbox()
-	m.sendSummaries()
-	if len(network.sent) != 2 || network.sent[0].GetMarket().GetKind() != uint32(bidask.NoBid) || !network.sent[1].GetSummary().GetDraining() {
-		t.Errorf("sent %v", network.sent)
-	}
-	if s := m.Status(); s.Offers != 0 || s.Residents != 1 {
-		t.Errorf("%+v", s)
-	}
-}
-
-// TestDoesNotReceive sells its requests, and buys nothing, while no KV can be written to the
-// engine's memory.
-func TestDoesNotReceive(t *testing.T) {
-	m, network := newTwoStages(t, func(c *Config) { c.CanReceive, c.Capacity = func() bool { return false }, 1<<20 })
-	m.scan()
-	if s := m.Status(); s.Offered[policies.Growth] != 1 || s.Residents != 1 {
-		t.Errorf("what runs here is not for sale: %+v", s)
-	}
-	asked := len(network.sent)
-	m.Receive("b", &api.Market{Kind: uint32(bidask.Ask), Seller: "b", Handover: &api.Handover{Request: "p", Length: 5, Cause: 1}})
-	m.drainMailbox()
-	m.sendSummaries()
-	if len(network.sent) != asked+2 || network.sent[asked].GetMarket().GetKind() != uint32(bidask.NoBid) || network.sent[asked+1].GetSummary().GetDraining() {
-		t.Errorf("sent %v", network.sent)
+// TestBuysNothing checks that a replica buys nothing while its engine is away, when it sells nothing either, and while
+// no KV can be written to the engine's memory, when it goes on selling.
+func TestBuysNothing(t *testing.T) {
+	no := func() bool { return false }
+	for offers, change := range []func(*Config){func(c *Config) { c.Ready = no }, func(c *Config) { c.CanReceive = no }} {
+		m, network := newTwoStages(t, func(c *Config) {
+			c.Capacity = 1 << 20
+			change(c)
+		})
+		m.scan()
+		if s := m.Status(); s.Offered[policies.Growth] != uint64(offers) || s.Residents != 1 {
+			t.Errorf("offers %+v, want %d", s, offers)
+		}
+		asked := len(network.sent)
+		m.Receive("b", &api.Market{Kind: uint32(bidask.Ask), Seller: "b", Handover: &api.Handover{Request: "p", Length: 5, Cause: 1}})
+		m.drainMailbox()
+		m.sendSummaries()
+		sent := network.sent[asked:]
+		if len(sent) != 2 || sent[0].GetMarket().GetKind() != uint32(bidask.NoBid) || sent[1].GetSummary().GetDraining() != (offers == 0) {
+			t.Errorf("with %d offers it has sent %v", offers, sent)
+		}
 	}
 }
 

@@ -22,13 +22,6 @@ func encodeHeld(n int) (encoded []byte, steps []prefix.Step) {
 	return testkit.Must(s.AppendBinary(nil)), prefix.AppendSteps(nil, 7, ids)
 }
 
-// summaries is a Network that keeps the summaries that are sent, by receiver.
-type summaries map[policies.ReplicaID][]*api.Summary
-
-func (n summaries) Send(to policies.ReplicaID, e *api.Envelope) {
-	n[to] = append(n[to], e.GetSummary())
-}
-
 // newPrefixMarket returns the market of replica a, whose peers of one stage are b and c.
 func newPrefixMarket(t *testing.T, change func(*Config)) *Market {
 	t.Helper()
@@ -44,9 +37,9 @@ func newPrefixMarket(t *testing.T, change func(*Config)) *Market {
 // TestPrefixesAreSent checks that a summary says what this replica holds when that has changed, when the peer may
 // be another process, and now and then.
 func TestPrefixesAreSent(t *testing.T) {
-	sent, held, version, asked := summaries{}, []byte("first"), uint64(1), 0
+	sent, held, version, asked := map[policies.ReplicaID][]*api.Summary{}, []byte("first"), uint64(1), 0
 	m := newPrefixMarket(t, func(c *Config) {
-		c.Network = sent
+		c.Network = network(func(to policies.ReplicaID, e *api.Envelope) { sent[to] = append(sent[to], e.GetSummary()) })
 		c.Load = func() policies.Load { return policies.Load{Running: 3, Held: 50} }
 		c.Prefixes = func(known uint64) ([]byte, uint64) {
 			if asked++; known == version {

@@ -12,13 +12,11 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/place"
 )
 
 // sentTo collects what a market sends.
 type sentTo struct {
-	noExecutor
 	arrivals map[policies.ReplicaID][]*api.Arrivals
 	summary  *api.Summary
 }
@@ -33,13 +31,12 @@ func (s *sentTo) Send(to policies.ReplicaID, e *api.Envelope) {
 }
 
 // pricedMarket returns the market of replica a in a stage of a, b and c, with prices.
-func pricedMarket(t *testing.T, network *sentTo, legs func() []frontend.LocalLeg) *Market {
+func pricedMarket(network *sentTo, legs func() []frontend.LocalLeg) *Market {
 	network.arrivals = map[policies.ReplicaID][]*api.Arrivals{}
-	m, err := New(Config{
-		Self: "a", Executor: network, Network: network, Residents: legs, Load: func() policies.Load { return policies.Load{} }, Placer: place.Cheapest{},
-		Engine: &place.Engine{Cost: policies.Cost{D0: 8e-3, D2: 4e-5, D4: 6e-8}, Batch: 64, Chunk: 8192, KV: 100_000},
-	})
-	testkit.NoError(t, err)
+	c := good()
+	c.Network, c.Residents, c.Placer = network, legs, place.Cheapest{}
+	c.Engine = &place.Engine{Cost: policies.Cost{D0: 8e-3, D2: 4e-5, D4: 6e-8}, Batch: 64, Chunk: 8192, KV: 100_000}
+	m := testkit.Must(New(c))
 	var replicas []policies.Replica
 	for _, id := range []policies.ReplicaID{"a", "b", "c"} {
 		replicas = append(replicas, policies.Replica{ID: id, Peer: string(id) + ":1"})
@@ -58,7 +55,7 @@ func TestPeersLearnOfArrivals(t *testing.T) {
 		waiting := frontend.LocalLeg{Name: "y", FrontEnd: "b", Request: policies.Request{Input: 3000, Cached: 500}, Since: now.Add(time.Millisecond)}
 		rescued := frontend.LocalLeg{Name: "z", Request: policies.Request{Input: 7000, Output: 50}, Since: now.Add(2 * time.Millisecond)}
 		var sent sentTo
-		m := pricedMarket(t, &sent, func() []frontend.LocalLeg { return []frontend.LocalLeg{rescued, waiting, running} })
+		m := pricedMarket(&sent, func() []frontend.LocalLeg { return []frontend.LocalLeg{rescued, waiting, running} })
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- m.Run(ctx) }()
@@ -133,7 +130,7 @@ func TestInvalidStates(t *testing.T) {
 		}
 	}
 	var sent sentTo
-	m := pricedMarket(t, &sent, func() []frontend.LocalLeg { return nil })
+	m := pricedMarket(&sent, func() []frontend.LocalLeg { return nil })
 	m.ReceiveArrivals("b", &api.Arrivals{Requests: []*api.WaitingRequest{{Length: -1}}})
 	m.ReceiveArrivals("b", &api.Arrivals{Requests: make([]*api.WaitingRequest, maxArrivals+1)})
 	if m.status.Ignored != 2 {
@@ -146,7 +143,7 @@ func TestInvalidStates(t *testing.T) {
 func TestHangingEngineIsNotIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var sent sentTo
-		m := pricedMarket(t, &sent, func() []frontend.LocalLeg { return nil })
+		m := pricedMarket(&sent, func() []frontend.LocalLeg { return nil })
 		time.Sleep(time.Second)
 		now := time.Now()
 		running := frontend.LocalLeg{Name: "x", Request: policies.Request{Input: 1000, Output: 20}, Since: now, Last: now}
@@ -168,7 +165,7 @@ func TestHangingEngineIsNotIdle(t *testing.T) {
 func TestPeerWithoutStateIsNotIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var sent sentTo
-		m := pricedMarket(t, &sent, func() []frontend.LocalLeg { return nil })
+		m := pricedMarket(&sent, func() []frontend.LocalLeg { return nil })
 		running := frontend.LocalLeg{Name: "x", Request: policies.Request{Input: 1000, Output: 20}, Last: time.Now()}
 		m.updateOwnState([]frontend.LocalLeg{running}, policies.Load{})
 		for _, s := range []*api.Summary{{Held: 60_000, Running: 20}, {Promised: 50_000, Cached: 10_000}} {
@@ -191,10 +188,10 @@ func TestReplicasChooseDifferentPeers(t *testing.T) {
 		view.Peers = append(view.Peers, policies.Replica{ID: id, Peer: string(id)})
 	}
 	view.Plan.Stages = []policies.Stage{stage}
-	reached := make(receivers)
+	reached := make(map[policies.ReplicaID]bool)
 	for _, id := range stage.Replicas[:50] {
 		c := good()
-		c.Self, c.Network = id, reached
+		c.Self, c.Network = id, network(func(to policies.ReplicaID, _ *api.Envelope) { reached[to] = true })
 		m := testkit.Must(New(c))
 		m.SetView(view)
 		m.sendSummaries()
@@ -203,12 +200,3 @@ func TestReplicasChooseDifferentPeers(t *testing.T) {
 		t.Errorf("50 replicas have sent summaries to %d of 200 replicas", len(reached))
 	}
 }
-
-// receivers is the set of peers to which something was sent.
-type receivers map[policies.ReplicaID]bool
-
-func (r receivers) Send(to policies.ReplicaID, _ *api.Envelope) { r[to] = true }
-
-type noExecutor struct{}
-
-func (noExecutor) Execute(bidask.Action) {}
