@@ -3,6 +3,7 @@ package discovery
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -201,7 +202,7 @@ func (d *decider) keepLast(model string) (kept bool) {
 		}
 	}
 	var clashing []config.Replica
-	for _, id := range sortedIDs(d.known) {
+	for _, id := range slices.Sorted(maps.Keys(d.known)) {
 		switch r := d.known[id]; {
 		case !served(r):
 		case taken[id] || slices.ContainsFunc(addressesOf(r), func(a string) bool { return taken[a] }):
@@ -268,16 +269,6 @@ func (d *decider) keepWithoutPod(r config.Replica, model string) {
 	}
 	name, _, _ := PodOf(r.ID)
 	d.all = append(d.all, &candidate{Status: Status{Pod: name, Replica: r.ID, State: Kept, Reason: "the Pod is gone; " + why}, replica: r, known: true})
-}
-
-// sortedIDs returns the ids of replicas.
-func sortedIDs(m map[string]config.Replica) []string {
-	ids := make([]string, 0, len(m))
-	for id := range m {
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	return ids
 }
 
 // result returns the decision, once all of it is valid.
