@@ -96,7 +96,7 @@ func (v *idMove) complete(ev *handoff.Event) {
 	ids, _ := s.machine.IDs()
 	ev.IDs, ev.Frozen = len(ids), v.g.isFrozen()
 	s.mu.Unlock()
-	ev.Now, ev.HolderLost = time.Since(v.start), isClosed(v.g.lost)
+	ev.Now, ev.HolderLost = time.Since(v.start), v.g.lost.Err() != nil
 }
 
 // snapshot takes the stream's present ids as those that are kept or computed next.
@@ -184,16 +184,13 @@ func (v *idMove) open(ctx context.Context, ids []uint32, fetch []byte) (err erro
 
 // whileHeld returns a context that ends with ctx, after within, or when the holder is lost.
 func (v *idMove) whileHeld(ctx context.Context, within time.Duration) (context.Context, context.CancelFunc) {
-	ctx, lost := context.WithCancelCause(ctx)
 	ctx, cancel := context.WithTimeout(ctx, within)
-	go func() {
-		select {
-		case <-v.g.lost:
-		case <-ctx.Done():
-		}
-		lost(handoff.ErrHolderLost)
-	}()
-	return ctx, cancel
+	ctx, lose := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(v.g.lost, func() { lose(handoff.ErrHolderLost) })
+	return ctx, func() {
+		stop()
+		cancel()
+	}
 }
 
 // logReprompt logs why no handoff is tried, or why one has become a reprompt, unless that is how the

@@ -121,22 +121,11 @@ func (srv *Server) Migrate(ctx context.Context, m Migration) (MigrationResult, e
 	case err != nil:
 		return MigrationResult{Epoch: m.Epoch}, err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	// The end of the migration, whatever ends it, cancels what it still does.
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		select {
-		case <-g.over:
-			cancel(nil)
-		case <-ctx.Done():
-		}
-	}()
-	err = srv.executeMigration(ctx, g, m)
-	cancel(nil)
-	<-ended
-	return g.end(err)
+	defer context.AfterFunc(g.over, cancel)()
+	return g.end(srv.executeMigration(ctx, g, m))
 }
 
 // executeMigration carries a migration out; a splice ends it.
@@ -194,11 +183,13 @@ func (srv *Server) freeze(ctx context.Context, g *migration, m Migration) (*legR
 // migration is a migration of a stream that the machine has accepted.
 type migration struct {
 	stream *Stream
-	number policies.Epoch // the machine's for it, and the epoch of its leg; of the goroutine that migrates
-	frozen chan struct{}  // closed when the stream is frozen
-	checks chan []uint32  // ids of which the machine must know whether they end with a character
-	lost   chan struct{}  // closed when the pump waits for the migration because it has lost its leg
-	over   chan struct{}  // closed when the migration has ended
+	number policies.Epoch  // the machine's for it, and the epoch of its leg; of the goroutine that migrates
+	frozen chan struct{}   // closed when the stream is frozen
+	checks chan []uint32   // ids of which the machine must know whether they end with a character
+	lost   context.Context // ends when the pump waits for the migration because it has lost its leg
+	lose   context.CancelFunc
+	over   context.Context // ends with the migration
+	finish context.CancelFunc
 
 	// Guarded by stream.mu; ids and prompt are fixed once frozen is closed.
 	stopWarmup context.CancelFunc // ends what need not be done once frozen; nil for nothing
@@ -207,6 +198,13 @@ type migration struct {
 	frozenAt   time.Time
 	result     MigrationResult
 	err        error
+}
+
+func newMigration(s *Stream, number policies.Epoch) *migration {
+	g := &migration{stream: s, number: number, frozen: make(chan struct{}), checks: make(chan []uint32, 1)}
+	g.lost, g.lose = context.WithCancel(context.Background())
+	g.over, g.finish = context.WithCancel(context.Background())
+	return g
 }
 
 // claim begins a migration if the stream is where m says. No other migration or
@@ -242,18 +240,11 @@ func (g *migration) endLocked(epoch policies.Epoch, err error, now time.Time) {
 	if err == nil {
 		g.result.Stall = now.Sub(g.frozenAt)
 	}
-	close(g.over)
-}
-
-// loseHolderLocked notes that the pump has lost the leg of the present holder.
-func (g *migration) loseHolderLocked() {
-	if !isClosed(g.lost) {
-		close(g.lost)
-	}
+	g.finish()
 }
 
 // isFrozen reports whether the client waits for the migration's leg.
-func (g *migration) isFrozen() bool { return isClosed(g.frozen) && !isClosed(g.over) }
+func (g *migration) isFrozen() bool { return isClosed(g.frozen) && g.over.Err() == nil }
 
 // awaitFreeze waits until the stream is frozen. check finds out whether ids end with a
 // character.
@@ -262,7 +253,7 @@ func (g *migration) awaitFreeze(ctx context.Context, check func(context.Context,
 		select {
 		case <-g.frozen:
 			return nil
-		case <-g.over:
+		case <-g.over.Done():
 			return g.err
 		case ids := <-g.checks:
 			aligned, err := check(ctx, ids)
@@ -286,7 +277,7 @@ func (g *migration) splice(leg *wireLeg, first *openai.Chunk, at policies.Replic
 // end ends the migration if nothing else has, and returns its outcome.
 func (g *migration) end(err error) (MigrationResult, error) {
 	g.stream.step(&session.Event{Kind: session.MigrationFailed, Migration: g.number, Err: err}, nil)
-	<-g.over
+	<-g.over.Done()
 	switch {
 	case g.err == ErrNoStream:
 		return MigrationResult{}, ErrNoStream

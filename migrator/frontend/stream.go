@@ -175,7 +175,7 @@ func (s *Stream) pumpEvent(ev *session.Event) (over bool, err error) {
 		case session.Resume:
 			*ev = session.Event{Kind: session.Resumed}
 		case session.Wait:
-			<-s.awaited.over
+			<-s.awaited.over.Done()
 			*ev = session.Event{Kind: session.Resumed}
 		case session.Seek:
 			*ev = s.seek(a)
@@ -226,7 +226,7 @@ func (s *Stream) stepLocked(ev *session.Event, buf []session.Action) []session.A
 	for i := range buf {
 		switch a := &buf[i]; a.Kind {
 		case session.MigrationBegan:
-			s.migration = &migration{stream: s, number: a.Migration, frozen: make(chan struct{}), checks: make(chan []uint32, 1), lost: make(chan struct{}), over: make(chan struct{})}
+			s.migration = newMigration(s, a.Migration)
 		case session.MigrationRenewed:
 			s.migration.number = a.Migration
 		case session.CheckText:
@@ -238,7 +238,7 @@ func (s *Stream) stepLocked(ev *session.Event, buf []session.Action) []session.A
 			s.migration = nil
 		case session.Wait:
 			s.awaited = s.migration
-			s.awaited.loseHolderLocked()
+			s.awaited.lose()
 		}
 	}
 	return buf
