@@ -1,7 +1,6 @@
 package host
 
 import (
-	"os"
 	"strings"
 	"testing"
 
@@ -60,10 +59,7 @@ func TestGuestCollectsItsGarbage(t *testing.T) {
 	c.Limits[abi.Select].Fuel = 50_000_000
 	i := instance(t, guest(t, c))
 	i.Configure(abi.Call{}, []byte("churn"))
-	calls := 50_000
-	if os.Getenv("CASCADE_TEST_ALL") != "" {
-		calls = 1_000_000
-	}
+	calls := testkit.Size(50_000, 1_000_000)
 	most := int64(0)
 	for n := range calls {
 		if _, err := i.Select(abi.Call{}, sixteen()); err != nil {

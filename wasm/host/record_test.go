@@ -68,10 +68,7 @@ const childRounds = "CASCADE_HOST_REPLAY"
 // TestReplayIsTheSameInTwoProcesses compares results, outputs, fuel and the whole memory of a
 // replay in two processes.
 func TestReplayIsTheSameInTwoProcesses(t *testing.T) {
-	rounds := 2100
-	if os.Getenv("CASCADE_TEST_ALL") != "" {
-		rounds = 105_000
-	}
+	rounds := testkit.Size(2100, 105_000)
 	m := guest(t, Config{})
 	records, memory := play(t, m, rounds)
 	sum := digest(records, memory)

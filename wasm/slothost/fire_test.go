@@ -2,12 +2,12 @@ package slothost
 
 import (
 	"fmt"
-	"os"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
@@ -19,10 +19,7 @@ import (
 // that every call gets the right answer, and that every bad module is rejected in the
 // end. (200,000 calls and 50 modules; 10,000,000 and 1,000 with CASCADE_TEST_ALL.)
 func TestUnderFire(t *testing.T) {
-	calls, modules := uint64(200_000), lifecycle.Generation(50)
-	if os.Getenv("CASCADE_TEST_ALL") != "" {
-		calls, modules = 10_000_000, 1000
-	}
+	calls, modules := uint64(testkit.Size(200_000, 10_000_000)), lifecycle.Generation(testkit.Size(50, 1000))
 	c := config(t)
 	c.Every, c.Logger = 64, nil
 	c.Gates[abi.Select].Window = 3600 * policies.Second

@@ -3,7 +3,6 @@ package slothost
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -179,10 +178,7 @@ func (w *harness) judge(before, r route) {
 }
 
 func TestRandomLives(t *testing.T) {
-	seeds := uint64(300)
-	if os.Getenv("CASCADE_TEST_ALL") != "" {
-		seeds = 3000
-	}
+	seeds := uint64(testkit.Size(300, 3000))
 	switches := 0
 	for seed := range seeds {
 		w := newHarness(t, seed)

@@ -298,10 +298,7 @@ func TestEnvoyRetireWaits(t *testing.T) {
 	}
 	testkit.NoError(t, c.SetReplicas([]policies.Replica{a.Replica}))
 	testkit.WaitFor(t, "the replica to drain", draining)
-	more := uint64(1)
-	if os.Getenv("CASCADE_TEST_ALL") != "" {
-		more = 3
-	}
+	more := uint64(testkit.Size(1, 3))
 	reported, _ := c.loads.service.Reports()
 	for n := reported; n < reported+more; n, _ = c.loads.service.Reports() {
 		if !has(b.Address) {

@@ -47,11 +47,7 @@ func match(vh *routev3.VirtualHost, headers map[string]int64, exact map[string]s
 // (10 random fleets; 60 with CASCADE_TEST_ALL.)
 func TestEveryRequestHasAStage(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 9))
-	fleets := 10
-	if full {
-		fleets = 60
-	}
-	for range fleets {
+	for range testkit.Size(10, 60) {
 		v := random(r)
 		s := build(t, v)
 		if err := prove(t, s); err != nil {

@@ -3,7 +3,6 @@ package resources_test
 import (
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -38,9 +37,6 @@ func prove(t testing.TB, s resources.Set) error {
 	return want
 }
 
-// full reports whether random tests run at full size (CASCADE_TEST_ALL).
-var full = os.Getenv("CASCADE_TEST_ALL") != ""
-
 // TestProverAgrees lets one Prover prove random fleets that change as a whole, in part,
 // to valid and to invalid ones. Its result for each must equal that of Prove. (100
 // fleets; 300 with CASCADE_TEST_ALL.)
@@ -49,10 +45,7 @@ func TestProverAgrees(t *testing.T) {
 	p := new(resources.Prover)
 	proven, refused := 0, make(map[string]bool)
 	views := []resources.View{fleet(), twoModels(), withModule(t), edgeFleet(), random(r)}
-	sets := 100
-	if full {
-		sets = 300
-	}
+	sets := testkit.Size(100, 300)
 	for n := range sets {
 		i := r.IntN(len(views))
 		if r.IntN(10) == 0 {

@@ -4,9 +4,10 @@ import (
 	"container/heap"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"testing"
 	"time"
+
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestNeverTwoPlanners runs control planes in virtual time on a store behind a network that
@@ -17,11 +18,8 @@ import (
 // moment do two believe that they lead, and without faults one of them soon does. None takes a
 // lease that it has written for that of another control plane with its name.
 func TestNeverTwoPlanners(t *testing.T) {
-	seeds := uint64(300)
-	if os.Getenv("CASCADE_TEST_ALL") != "" {
-		seeds = 10_000
-	}
 	var sum counts
+	seeds := uint64(testkit.Size(300, 10_000))
 	for seed := range seeds {
 		s := newSimulation(seed)
 		if err := s.run(); err != nil {

@@ -17,7 +17,7 @@ import (
 // module in Go take ten times as long, and modules run on one goroutine.
 func SkipUnderRace(t testing.TB) {
 	t.Helper()
-	hosttest.SkipUnderRace(t)
+	testkit.SkipUnderRace(t)
 }
 
 // Build builds the main package in dir, or the program that is one Go file, as a module, as

@@ -18,13 +18,6 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
-// SkipUnderRace skips a test of a module in Go under the race detector, where compiling
-// its 2 MB takes ten times as long: modules run on one goroutine.
-func SkipUnderRace(t testing.TB) {
-	t.Helper()
-	testkit.SkipUnderRace(t)
-}
-
 var (
 	buildMu sync.Mutex
 	built   = map[string][]byte{} // guarded by buildMu
@@ -49,7 +42,7 @@ func Guest(t testing.TB) []byte {
 
 func build(t testing.TB, dir, pkg string) []byte {
 	t.Helper()
-	SkipUnderRace(t)
+	testkit.SkipUnderRace(t)
 	testkit.Tool(t, "go")
 	buildMu.Lock()
 	defer buildMu.Unlock()

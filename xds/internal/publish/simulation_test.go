@@ -1,10 +1,10 @@
 package publish
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -166,14 +166,7 @@ var simulationsFlag = flag.Int("simulations", 0, "number of simulations of TestS
 // clusters or endpoints it lacks, that no refused plan is sent again, that
 // plans go through the groups in order, and that every simulation ends settled.
 func TestSimulations(t *testing.T) {
-	lives, refused, sent := *simulationsFlag, 0, 0
-	switch {
-	case lives > 0:
-	case os.Getenv("CASCADE_TEST_ALL") != "":
-		lives = 1000
-	default:
-		lives = 150
-	}
+	lives, refused, sent := cmp.Or(*simulationsFlag, testkit.Size(150, 1000)), 0, 0
 	synctest.Test(t, func(t *testing.T) {
 		for seed := range uint64(lives) {
 			sim := newSimulation(t, seed)
