@@ -263,28 +263,6 @@ func TestFaultInCanary(t *testing.T) {
 	waitFor(t, "it is freed", func() bool { return statusOf(s, abi.Select, 5).Faults == 1 })
 }
 
-// TestFaultsWhileActive checks that the previous module takes over when the active one
-// exceeds its fault limit.
-func TestFaultsWhileActive(t *testing.T) {
-	c := config(t)
-	c.Gates[abi.Select].Faults, c.Gates[abi.Select].Window = 1, policies.Second*3600
-	s, _ := running(t, c)
-	apply(t, s, want(stable(t, 5, other(1))))
-	waitFor(t, "5 is active", func() bool { return phase(s, 5) == "active" })
-	apply(t, s, want(stable(t, 6, trapsAt(6))))
-	waitFor(t, "6 is active", func() bool { return phase(s, 6) == "active" })
-	calls := 0
-	waitFor(t, "6 is rejected", func() bool { ask(t, s, calls); calls++; return phase(s, 6) == "rejected" })
-	apply(t, s, want(stable(t, 6, trapsAt(6))))
-	if st := s.Status()[0]; st.Active != 5 {
-		t.Errorf("%+v", st)
-	}
-	// Neither is wanted any more.
-	if apply(t, s, want()); s.Status()[0].Active != 0 {
-		t.Errorf("%+v", s.Status())
-	}
-}
-
 // TestRestart checks that the active module comes back at once after a restart, even if it
 // is below the floor, and that older ones do not.
 func TestRestart(t *testing.T) {
@@ -320,20 +298,6 @@ func TestRestart(t *testing.T) {
 	testkit.WantError(t, s.Check(want(newest)), "rolled back")
 	apply(t, s, w)
 	waitFor(t, "the one before is active again", func() bool { return phase(s, 10) == "active" })
-}
-
-// TestRestartWhileTrying checks that after a crash during a trial, both the active module
-// and the candidate come back.
-func TestRestartWhileTrying(t *testing.T) {
-	c := config(t)
-	c.File = filepath.Join(t.TempDir(), "slots.json")
-	w := want(stable(t, 10, other(2)), candidate(t, 20, lifecycle.ToShadow, other(3)))
-	for range 3 {
-		s, stop := running(t, c)
-		apply(t, s, w)
-		waitFor(t, "one active, one in shadow", func() bool { return phase(s, 10) == "active" && phase(s, 20) == "shadow" })
-		stop()
-	}
 }
 
 // TestBackToWhatNeverRan covers a host that was started when the second generation was
