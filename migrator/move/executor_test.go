@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -203,42 +202,27 @@ func TestFrontEnds(t *testing.T) {
 	})
 }
 
-// unreliable is a transport that does not connect, or breaks.
-type unreliable struct {
-	*wire
-	opens, pulls error
-	probe        error
-	mended       *atomic.Bool // once true, opens has no effect; nil: it always has
-}
+// unreliable is a transport that opens, and breaks in pulls.
+type unreliable struct{ *wire }
 
-func (*unreliable) Name() string                  { return "unreliable" }
-func (u *unreliable) Probe(context.Context) error { return u.probe }
+func (unreliable) Name() string { return "unreliable" }
 
-func (u *unreliable) Export(g transport.Grant) (transport.Offer, error) {
+func (u unreliable) Export(g transport.Grant) (transport.Offer, error) {
 	o, err := u.wire.Export(g)
 	o.Transport = "unreliable"
 	return o, err
 }
 
-func (u *unreliable) Open(ctx context.Context, r policies.ReplicaID, o transport.Offer) (transport.Puller, error) {
-	if u.opens != nil && (u.mended == nil || !u.mended.Load()) {
-		return nil, u.opens
-	}
+func (u unreliable) Open(ctx context.Context, r policies.ReplicaID, o transport.Offer) (transport.Puller, error) {
 	o.Transport = u.wire.Name()
 	p, err := u.wire.Open(ctx, r, o)
-	if err != nil || u.pulls == nil {
-		return p, err
-	}
-	return &breaking{p, u.pulls}, nil
+	return breaking{p}, err
 }
 
-type breaking struct {
-	transport.Puller
-	err error
-}
+type breaking struct{ transport.Puller }
 
-func (b *breaking) Pull(context.Context, transport.Plan) (transport.Stats, error) {
-	return transport.Stats{}, b.err
+func (breaking) Pull(context.Context, transport.Plan) (transport.Stats, error) {
+	return transport.Stats{}, errors.New("it broke")
 }
 
 // TestSpans checks that each side records its part of a migration as a span, with its steps as

@@ -125,7 +125,7 @@ func playScene(carry func(*replica) carrier, seed uint64, grid bool, faults ...s
 	}
 	for _, f := range faults {
 		kind, point, _ := strings.Cut(f, " at ")
-		all := slices.Concat(kinds, primerKinds, onDevices, onFar, onGPUs)
+		all := slices.Concat(kinds, primerKinds, onDevices, onGPUs)
 		at := slices.IndexFunc(all, func(k faultKind) bool { return k.name == kind })
 		nth := 0
 		if !grid && rng.IntN(3) == 0 {

@@ -67,7 +67,7 @@ const (
 
 // Further parameters of newFleet; set by tests that do not run in parallel.
 var (
-	better *unreliable // the transport to prefer
+	breaks bool // an unreliable transport is preferred
 	tracer trace.Tracer
 	logger *slog.Logger
 
@@ -92,10 +92,8 @@ func newFleet(replicas int, link int64, carry func(*replica) carrier) *fleet {
 		n.engine.onToken, n.engine.gate = w.watch, n.passGate
 		n.carrier = carry(n)
 		transports := []transport.Transport{&wire{n.carrier, n}}
-		if better != nil {
-			u := *better
-			u.wire = &wire{n.carrier, n}
-			transports = slices.Insert(transports, 0, transport.Transport(&u))
+		if breaks {
+			transports = slices.Insert(transports, 0, transport.Transport(unreliable{&wire{n.carrier, n}}))
 		}
 		if link > 0 {
 			shared := transport.NewEmulatedLink(link, func() int64 { return blockTokens * tokenBytes })

@@ -1,10 +1,8 @@
 package move_test
 
 import (
-	"errors"
 	"fmt"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,15 +17,14 @@ import (
 // expected output) in a fleet, in virtual time. At its end the fleet is checked as by
 // runInFleet. The commands:
 //
-//	fleet replicas=3 link=400000 envelope=8192 prefer=opens
+//	fleet replicas=3 link=400000 envelope=8192 breaks
 //	                            replicas a, b, …; bytes per second of a link, bytes of a message, and a
-//	                            transport that is preferred and fails to open, in pulls or in its probe, or works
+//	                            transport that is preferred and breaks in pulls
 //	engine b blind              serves no blocks
 //	engine b context=420        has a maximum length
 //	engine b stubborn           never thaws, drops or releases; "obeys" ends that
 //	stream a/1 at=b prompt=50 max=250
 //	for 500ms                   time passes
-//	mend                        the preferred transport opens from now on
 //	prefill b 3s                its engine computes prompts for so long
 //	move a/1 to=c least=1s within=2s tokens=656 rounds=4 stall=20ms bytes-per-second=400000
 //	                            migrates it from where it is; in at least and at most that time, with at least so
@@ -38,12 +35,12 @@ import (
 //	paths b                     prints the transports of b, over which it pulled and which it holds back
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/executor", func(t *testing.T, path string) {
-		defer func() { better, envelope = nil, 0 }()
+		defer func() { breaks, envelope = false, 0 }()
 		synctest.Test(t, func(t *testing.T) {
 			var w *fleet
 			datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 				if d.Cmd == "fleet" {
-					w = newScenarioFleet(t, d)
+					w = newScenarioFleet(d)
 					return ""
 				}
 				return w.do(t, d)
@@ -80,15 +77,9 @@ func duration(t *testing.T, d *datadriven.TestData, name string, most time.Durat
 	return v
 }
 
-func newScenarioFleet(t *testing.T, d *datadriven.TestData) *fleet {
+func newScenarioFleet(d *datadriven.TestData) *fleet {
 	n := numbers(d)
-	envelope = n["envelope"]
-	if d.HasArg("prefer") {
-		var fails string
-		d.ScanArgs(t, "prefer", &fails)
-		broken := errors.New("it broke")
-		better = map[string]*unreliable{"opens": {opens: broken, mended: new(atomic.Bool)}, "pulls": {pulls: broken}, "probe": {probe: broken}, "works": {}}[fails]
-	}
+	envelope, breaks = n["envelope"], d.HasArg("breaks")
 	return newFleet(n["replicas"], int64(n["link"]), carryInside)
 }
 
@@ -127,8 +118,6 @@ func (w *fleet) do(t *testing.T, d *datadriven.TestData) string {
 	case "gone":
 		w.replica(policies.ReplicaID(first)).executor.PeerGone(policies.ReplicaID(d.CmdArgs[1].Key))
 		synctest.Wait()
-	case "mend":
-		better.mended.Store(true)
 	case "prefill":
 		v, err := time.ParseDuration(d.CmdArgs[1].Key)
 		if err != nil {

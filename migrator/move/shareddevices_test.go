@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -102,8 +101,7 @@ type deviceCarrier struct {
 	serve               func() (stop func() error) // runs the transport; called outside of the bubble
 	// breakPull breaks what a pull of the plan needs, and returns the error with which it fails.
 	breakPull func(ctx context.Context, p transport.Puller, source *deviceCarrier, plan transport.Plan) error
-	hangUp    func()      // breaks all connections of peers
-	gpuFails  atomic.Bool // the GPU of the pool fails
+	hangUp    func() // breaks all connections of peers
 
 	mu       sync.Mutex
 	address  string                                   // at which peers reach the real transport; "" for none
@@ -119,14 +117,14 @@ func (c *deviceCarrier) setFake(call string) {
 	c.runOutside(func() { c.control.Set(call, c.device) })
 }
 
-// breakDevice breaks a fake device for some time.
-func (s *scene) breakDevice(control func(call string), call string, most time.Duration) {
-	control(call)
+// breakFor breaks a fake device for some time.
+func (c *deviceCarrier) breakFor(s *scene, call string, most time.Duration) {
+	c.setFake(call)
 	s.addLasting(1)
 	s.wg.Go(func() {
 		defer s.addLasting(-1)
 		time.Sleep(most)
-		control("fake_mend")
+		c.setFake("fake_mend")
 	})
 }
 
@@ -141,7 +139,7 @@ func deviceFaults(fails, isOut, outage string) (out []faultKind) {
 		out = append(out,
 			faultKind{end.name + fails, func(s *scene, _ *rand.Rand) verdict { device(s).setFake("fake_break"); return goOn }},
 			faultKind{end.name + isOut, func(s *scene, r *rand.Rand) verdict {
-				s.breakDevice(device(s).setFake, outage, randomOutage(r))
+				device(s).breakFor(s, outage, randomOutage(r))
 				return goOn
 			}})
 	}
