@@ -178,7 +178,7 @@ func (p *pricing) over(i, j int) load {
 const batchSpread = 2
 
 // base returns the part of an iteration's time, as a request experiences it, that does
-// not depend on the number of replicas: D0 and, in the flow models, the request's own
+// not depend on the number of replicas: D0 and, under Flow, the request's own
 // share and the penalty of unequal lengths in one batch. The own share is included because requests arrive at
 // random: each finds the other requests of an average moment, plus itself. It is the
 // waiting time in a nearly idle stage.
@@ -217,7 +217,7 @@ func (p *pricing) iteration(l load, k float64) float64 {
 // than a rounding error.
 const maxPrice = 1e280
 
-// stage prices load l of the buckets [i, j). In the flow models T = base·k/(k−u), so
+// stage prices load l of the buckets [i, j). Under Flow T = base·k/(k−u), so
 // φ·T = φ·base + φ·base·u/(k−u); in the snapshot k batches of S/k cost n·D0 + n·w/k.
 func (p *pricing) stage(l load, i, j int) stage {
 	base := p.base(l)

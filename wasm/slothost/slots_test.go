@@ -300,6 +300,20 @@ func TestRestart(t *testing.T) {
 	waitFor(t, "the one before is active again", func() bool { return phase(s, 10) == "active" })
 }
 
+// TestRestartWhileTrying checks that after a crash during a trial, both the active module
+// and the candidate come back.
+func TestRestartWhileTrying(t *testing.T) {
+	c := config(t)
+	c.File = filepath.Join(t.TempDir(), "slots.json")
+	w := want(stable(t, 10, other(2)), candidate(t, 20, lifecycle.ToShadow, other(3)))
+	for range 3 {
+		s, stop := running(t, c)
+		apply(t, s, w)
+		waitFor(t, "one active, one in shadow", func() bool { return phase(s, 10) == "active" && phase(s, 20) == "shadow" })
+		stop()
+	}
+}
+
 // TestBackToWhatNeverRan covers a host that was started when the second generation was
 // stable already. It goes back to the first if it received that one's signature as
 // Previous; without it, it still rolls the second back.

@@ -133,16 +133,18 @@ func policyFaults(slots []PolicySummary) (out []Fault) {
 // refusalSettles is how long after a proxy's refusal it may still have accepted a newer version.
 const refusalSettles = 10 * time.Second
 
-// isPlanRefusalPresent reports whether a plan that was rolled back is still a fault: until a newer plan is in force, or
-// the proxy that refused it has left or connected anew, and no longer than planRefusalShown.
+// isPlanRefusalPresent reports whether a plan that was rolled back is still a fault: until the proxies that refused it
+// have left or connected anew, for refusalShown at least and planRefusalShown at most.
 func isPlanRefusalPresent(p publish.Status, r publish.Refusal, now time.Time) bool {
 	switch since := now.Sub(r.At); {
 	case since < refusalShown:
 		return true
-	case since >= planRefusalShown || p.Epoch > r.Epoch:
+	case since >= planRefusalShown:
 		return false
 	}
-	return slices.ContainsFunc(p.Nodes, func(n publish.Node) bool { return n.ID == r.Node && n.Connected && n.Since.Before(r.At) })
+	return slices.ContainsFunc(p.Nodes, func(n publish.Node) bool {
+		return slices.Contains(r.Refusers, n.ID) && n.Connected && n.Since.Before(r.At)
+	})
 }
 
 // rolloutFaults lists the plan that goes no further because proxies refuse it, and the proxies that
@@ -225,12 +227,11 @@ func modelFaults(s *fleet.Snapshot, now time.Time) (out []Fault) {
 }
 
 const (
-	// refusalShown is how long a refused client is shown, and a plan that was rolled back at least: longer than the pause between two attempts of the
-	// fleet's own clients (client.DefaultBackoffMax and gRPC's jitter), and gone within 10 s of the repair, with
-	// the 2 s after which they have read a new certificate (certs.Interval).
+	// refusalShown is how long a refused client is shown: longer than the pause between two attempts of the fleet's own
+	// clients (client.DefaultBackoffMax and gRPC's jitter), and gone within 10 s of the repair, with the 2 s after which
+	// they have read a new certificate (certs.Interval).
 	refusalShown = 7 * time.Second
-	// planRefusalShown is how long a plan that was rolled back is shown at most: at a scrape every 30 s, one sees it. The
-	// planner then tries again.
+	// planRefusalShown is how long a plan that was rolled back is shown at most: at a scrape every 30 s, one sees it.
 	planRefusalShown = 35 * time.Second
 	// maxFaultText bounds a text that clients can influence, in bytes.
 	maxFaultText = 512

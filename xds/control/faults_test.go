@@ -202,22 +202,21 @@ func TestUnroutedProxy(t *testing.T) {
 // TestPlanRefusal checks until when a plan that was rolled back is a fault.
 func TestPlanRefusal(t *testing.T) {
 	at := time.Now()
-	refuser := Node{ID: "e", Connected: true, Since: at.Add(-time.Hour)}
+	stayed, left, anew := Node{Connected: true, Since: at.Add(-time.Hour)}, Node{Since: at.Add(time.Second)}, Node{Connected: true, Since: at.Add(time.Second)}
 	for name, c := range map[string]struct {
-		node    Node
-		inForce policies.Epoch
-		after   time.Duration
-		fault   bool
+		e, f  Node // the refusers
+		after time.Duration
+		fault bool
 	}{
-		"at once, although it has left":    {Node{ID: "e", Since: at}, 6, time.Second, true},
-		"while it stays connected":         {refuser, 6, 34 * time.Second, true},
-		"until the planner tries again":    {refuser, 6, 36 * time.Second, false},
-		"until it has left":                {Node{ID: "e", Since: at.Add(time.Second)}, 6, 8 * time.Second, false},
-		"until it has connected anew":      {Node{ID: "e", Connected: true, Since: at.Add(time.Second)}, 6, 8 * time.Second, false},
-		"until a newer plan is in force":   {refuser, 8, 8 * time.Second, false},
-		"the refused plan is no newer one": {refuser, 7, 8 * time.Second, true},
+		"at once, although they have left": {left, left, 2 * time.Second, true},
+		"while one stays connected":        {left, stayed, 34 * time.Second, true},
+		"no longer than 35 s":              {stayed, stayed, 36 * time.Second, false},
+		"until they have left":             {left, left, 8 * time.Second, false},
+		"until they have connected anew":   {anew, left, 8 * time.Second, false},
 	} {
-		s := publish.Status{Epoch: c.inForce, Nodes: []Node{c.node}, Refused: []publish.Refusal{{Epoch: 7, Node: "e", Name: "cascade/m", Text: "bad", At: at}}}
+		c.e.ID, c.f.ID = "e", "f"
+		others := Node{ID: "g", Connected: true, Since: at.Add(-time.Hour)}
+		s := publish.Status{Nodes: []Node{c.e, c.f, others}, Refused: []publish.Refusal{{Epoch: 7, Node: "e", Refusers: []string{"e", "f"}, Name: "cascade/m", Text: "bad", At: at}}}
 		got := rolloutFaults(s, at.Add(c.after))
 		if fault := len(got) == 1 && got[0].Object == "plan"; fault != c.fault || len(got) > 1 {
 			t.Errorf("%s: %+v", name, got)

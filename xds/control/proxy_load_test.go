@@ -237,8 +237,11 @@ func TestGRPCLoad(t *testing.T) {
 	call := grpctest.Dial(t, grpctest.Bootstrap(c.Addr().String()), "xds:///"+resources.GRPCListenerName("m"))
 	called := make(map[string]bool)
 	testkit.WaitFor(t, "calls at both replicas and reports of them", func() bool {
-		if id, err := call("5"); err == nil { // the fleet may still be starting
+		switch id, err := call("5"); {
+		case err == nil:
 			called[id] = true
+		case len(called) > 0: // else the fleet may still be starting
+			t.Fatal(err)
 		}
 		o := c.loads.book.Outcomes(time.Now())[""]
 		return o.Ended > 0 && o.Failed == 0 && len(called) == 2

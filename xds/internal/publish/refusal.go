@@ -22,9 +22,11 @@ type Refusal struct {
 	Type  string         `json:"type"`  // of what was refused: the last part of the type URL
 	Name  string         `json:"name"`
 	Node  string         `json:"node"`
-	Group string         `json:"group,omitempty"`
-	Text  string         `json:"text"` // the proxy's error text, redacted
-	At    time.Time      `json:"at"`
+	// Refusers are all nodes of the group that refused it, of which Node is the first.
+	Refusers []string  `json:"-"`
+	Group    string    `json:"group,omitempty"`
+	Text     string    `json:"text"` // the proxy's error text, redacted
+	At       time.Time `json:"at"`
 }
 
 // RefusedPlan is a model's plan in a refused snapshot.
@@ -92,6 +94,9 @@ func (r *rollout) rollBackRefused(now time.Time, g *group) bool {
 	refused := Refusal{
 		Epoch: r.rolling.epoch(), Plans: r.rolling.replaces(r.stable), Type: resources.ShortType(f.typ),
 		Name: f.name(), Node: f.node, Group: g.name, Text: f.text, At: f.at,
+	}
+	for _, r := range list {
+		refused.Refusers = append(refused.Refusers, r.node)
 	}
 	r.refused = append(r.refused, refused)
 	r.refused = r.refused[max(0, len(r.refused)-maxRefused):]

@@ -101,7 +101,7 @@ func TestOutside(t *testing.T) {
 	for name, want := range map[string]bool{
 		"xds/internal/publish.TestEnvoyRefuses": true, "xds/internal/publish.TestSplitWithoutControl": true, "xds/internal/publish.TestFlipsWithLossyAcks": true,
 		"wasm/meter.TestGoGuestIsUnchanged": true, "wasm/slothost.TestPlugin": true,
-		"policies/partition.TestSplits": false, "wasm/meter.TestSplit": false, "wasm/host.TestMemoryIsClean": false,
+		"policies/partition.TestWeighted": false, "wasm/meter.TestSplit": false, "wasm/host.TestMemoryIsClean": false,
 	} {
 		if got := outside.MatchString(name); got != want {
 			t.Errorf("%s is left out: %v, want %v", name, got, want)
