@@ -1,7 +1,6 @@
 package migratord
 
 import (
-	"cmp"
 	"sync"
 	"time"
 
@@ -13,7 +12,8 @@ import (
 	topologywire "github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
-// linkCache holds the location of the replica's KV cache, and the links to its peers.
+// linkCache holds the locations of the replica's and its peers' KV caches, and the links between
+// them.
 type linkCache struct {
 	tokenBytes float64 // of the replica; constant
 
@@ -21,7 +21,8 @@ type linkCache struct {
 	machine      *topology.Machine // the description from which own was built
 	gpuUnknown   bool              // whether own was built with the pool on a GPU that no report named
 	own          links.Topology
-	wire         *xds.Topology                         // own, as sent to others; replaced when its content changes
+	wire         *xds.Topology // own, as sent to others; replaced when its content changes
+	peers        map[policies.ReplicaID]*peerLinks
 	fileReplicas map[policies.ReplicaID]config.Replica // as in the fleet file
 	// toPeers are the best links to all peers as of toPeersAt. They are cached because a market
 	// reads them for each candidate of each offer.
@@ -31,6 +32,15 @@ type linkCache struct {
 
 // toPeersMaxAge is the age at which toPeers is refreshed.
 const toPeersMaxAge = time.Second
+
+// peerLinks are the links to and from one peer.
+type peerLinks struct {
+	reported *xds.Topology // by the peer; nil: no report
+	host     string
+	own      *xds.Topology // the own topology from which the links were computed
+	to       links.Path    // the path to the peer, by the fleet file's rates
+	from     []links.Path
+}
 
 // replicaLocked returns the fleet file's entry of a replica, if there is one.
 func (d *Daemon) replicaLocked(id policies.ReplicaID) (config.Replica, bool) {
@@ -91,12 +101,39 @@ func (d *Daemon) topology() *xds.Topology {
 	return n.wire
 }
 
+// peerLinksLocked returns the links to and from a peer.
+func (d *Daemon) peerLinksLocked(id policies.ReplicaID) *peerLinks {
+	n := &d.linkCache
+	d.updateTopologyLocked()
+	reported, host := d.network.Topology(id), d.controlView.host(id)
+	if host == "" {
+		r, _ := d.replicaLocked(id)
+		host = r.Host
+	}
+	p := n.peers[id]
+	if p != nil && p.reported == reported && p.host == host && p.own == n.wire {
+		return p
+	}
+	p = &peerLinks{reported: reported, host: host, own: n.wire}
+	there := d.peerTopologyLocked(id, reported, host)
+	p.to = d.cfg.Fleet.Links().BestPath(n.own, there)
+	if n.own.Known && there.Known {
+		p.from = links.Paths(there, n.own)
+	}
+	if n.peers == nil || len(n.peers) >= maxPeerLinks {
+		n.peers = make(map[policies.ReplicaID]*peerLinks)
+	}
+	n.peers[id] = p
+	return p
+}
+
+// maxPeerLinks bounds the cache; when it is full, it is cleared.
+const maxPeerLinks = 1 << 15
+
 // peerTopologyLocked returns the location of a peer: the one it reported; else, on a host with a
 // known description, the one of the fleet file; else only its host.
-func (d *Daemon) peerTopologyLocked(id policies.ReplicaID) links.Topology {
-	r, known := d.replicaLocked(id)
-	host := cmp.Or(d.controlView.host(id), r.Host)
-	if reported := d.network.Topology(id); reported != nil {
+func (d *Daemon) peerTopologyLocked(id policies.ReplicaID, reported *xds.Topology, host string) links.Topology {
+	if reported != nil {
 		if s, err := topologywire.DecodeTopology(reported); err == nil {
 			s.Host = host
 			return s
@@ -106,6 +143,7 @@ func (d *Daemon) peerTopologyLocked(id policies.ReplicaID) links.Topology {
 	if m == nil && host == d.cfg.Replica.Host {
 		m = d.linkCache.machine
 	}
+	r, known := d.replicaLocked(id)
 	if m == nil || !known || d.linkCache.gpuUnknown {
 		return links.Topology{Host: host}
 	}
@@ -133,10 +171,9 @@ func (d *Daemon) linksToPeers() map[policies.ReplicaID]links.Path {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.toPeers == nil || time.Since(n.toPeersAt) >= toPeersMaxAge {
-		d.updateTopologyLocked()
 		next := make(map[policies.ReplicaID]links.Path) // the previous map may be in use
 		for _, id := range d.controlView.peerIDs() {
-			next[id] = d.cfg.Fleet.Links().BestPath(n.own, d.peerTopologyLocked(id))
+			next[id] = d.peerLinksLocked(id).to
 		}
 		n.toPeers, n.toPeersAt = next, time.Now()
 	}
@@ -151,12 +188,10 @@ func (d *Daemon) linksFrom(from policies.ReplicaID) []links.Path {
 	inHost := ok && m.Device == nil
 	d.linkCache.mu.Lock()
 	defer d.linkCache.mu.Unlock()
-	d.updateTopologyLocked()
-	own, there := d.linkCache.own, d.peerTopologyLocked(from)
-	if inHost && own.GPU != nil || !own.Known || !there.Known {
+	if d.updateTopologyLocked(); inHost && d.linkCache.own.GPU != nil {
 		return nil
 	}
-	return links.Paths(there, own)
+	return d.peerLinksLocked(from).from
 }
 
 // describeLink returns the link that a transport uses between a peer and this replica, or "" if it

@@ -142,7 +142,7 @@ func TestTopologyRDMA(t *testing.T) {
 		d.cfg.Replica.RDMA, d.cfg.Fleet.Fleet.Replicas[1].RDMA = c.own, c.own
 		d.linkCache.mu.Lock()
 		d.updateTopologyLocked()
-		peer := d.peerTopologyLocked("r1")
+		peer := d.peerTopologyLocked("r1", nil, "a")
 		d.linkCache.mu.Unlock()
 		if got := d.topology(); got.GetRdma().GetName() != c.port || got.GetRdma().GetRate() != c.rate || !strings.Contains(got.GetVerbs(), c.none) || (got.GetVerbs() == "") != (c.none == "") {
 			t.Errorf("%+v: it reports %v", c, got)
