@@ -153,7 +153,6 @@ func (s *engineFacts) forgetLocked() {
 	for i := range s.withoutIDs {
 		s.withoutIDs[i].Store(false)
 	}
-	s.promptDetails.Store(uint32(engineinfo.Unknown))
 }
 
 // learn records what the engine has answered; what it has answered before stays. It returns
@@ -338,6 +337,9 @@ func (s *engineFacts) noteRefusesIDs(e openai.Endpoint) (isNew bool) {
 func (s *engineFacts) reportsCached() bool {
 	return engineinfo.Presence(s.promptDetails.Load()) == engineinfo.Present
 }
+
+// forgetPromptDetails forgets whether the engine states the cached tokens of prompts.
+func (s *engineFacts) forgetPromptDetails() { s.promptDetails.Store(uint32(engineinfo.Unknown)) }
 
 // notePromptDetails records whether the usage of an answer contained the cached tokens.
 func (s *engineFacts) notePromptDetails(has bool) {

@@ -202,6 +202,7 @@ func (srv *Server) forgetCached() {
 	srv.prefixes.Forget()
 	srv.texts.Forget()
 	srv.tokenizer.forget()
+	srv.engineFacts.forgetPromptDetails()
 	srv.estimatesCached.Store(false)
 }
 

@@ -299,6 +299,9 @@ func TestCachedTokensOfNewEngine(t *testing.T) {
 		if !f.engineFacts.reportsCached() {
 			t.Fatal("an engine that reports cached tokens is not known to")
 		}
+		if f.engineFacts.beginAsking(true); !f.engineFacts.reportsCached() { // as after a hang, which empties no cache
+			t.Error("an engine that is asked anew is not known to report cached tokens")
+		}
 		f.restart(e, nil)
 		send(true)
 		if send(true); !f.Status().CachedEstimated {

@@ -10,7 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
-// Encode converts a front end's state to a report, of the replica's model. The caller adds what else it knows.
+// Encode converts a front end's state to a report. Engines list their contexts by model. The caller adds what else it
+// knows.
 func Encode(model string, s frontend.Status) *api.LoadReport {
 	edges := make([]int64, len(s.Flow.Edges))
 	for i, e := range s.Flow.Edges {

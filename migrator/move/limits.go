@@ -12,10 +12,10 @@ type Limits struct {
 	// Self is this replica. Required.
 	Self policies.ReplicaID
 	// PeerTimeout is how long the other side of a migration may be silent before
-	// Commit; at least two retries. 0 means 1 s.
+	// Commit: at least 2 × retryInterval, which is not checked. 0 means 1 s.
 	PeerTimeout policies.Micros
 	// ReadyTimeout is how long a ready target keeps its blocks without hearing from
-	// its source; at most resultRetention. 0 means 2 s.
+	// its source: at most resultRetention, which is not checked. 0 means 2 s.
 	ReadyTimeout policies.Micros
 	// FreezeTimeout bounds the time from the freeze to Commit. 0 means 1 s.
 	FreezeTimeout policies.Micros

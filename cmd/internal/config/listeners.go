@@ -10,7 +10,7 @@ import (
 // listeners are the addresses on which the fleet's daemons listen, with the fields that name them.
 type listeners struct {
 	byAddress map[string]string     // the first field with an address, whose host is in canonical form
-	byDaemon  map[string][]listener // of one daemon and port
+	byDaemon  map[string][]listener // by the section of a daemon and the port
 }
 
 // listener is a field that names an address. host is in canonical form.

@@ -103,8 +103,8 @@ func (d *decider) change(accepted, group []*candidate, wanted map[*candidate]con
 	})
 }
 
-// settle rejects those of a group among all that the fleet file refuses, or the whole group if it does not fit in,
-// whichever is named. It returns all that are not left out then.
+// settle rejects the candidates of a group that the fleet file refuses, and the whole group if errors remain. It returns
+// the candidates of all that are not left out.
 func (d *decider) settle(all, group []*candidate, reject func(c *candidate, why string)) []*candidate {
 	errs := d.checkCandidates(all)
 	if len(errs) == 0 {

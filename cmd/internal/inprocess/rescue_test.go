@@ -79,6 +79,10 @@ func TestEngineKilled(t *testing.T) {
 		r.teachShapes()
 		load := r.newLoad(3, 60, 200, 2000)
 		own, fixed, others := r.startResidents("r0", 3)
+		r.waitForStatus("those that run at r0, and those that cannot move, are reported", func(s control.Status) bool {
+			n := harness.Find(s, "r0")
+			return n.Residents >= len(own)+len(fixed) && n.Pinned >= len(fixed) && n.Streams > 0
+		})
 		load.WaitForRequests(6)
 		r.killEngine("r0")
 		r.WaitForGrowth(own)

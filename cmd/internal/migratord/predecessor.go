@@ -71,14 +71,15 @@ func encodeMessage(kind byte, v any) ([]byte, error) {
 	return append([]byte{kind}, b...), nil
 }
 
-// encodeState encodes the message of a state. It leaves the migrations out if they do not fit.
+// encodeState encodes the message of a state. It leaves out the last migrations, as many as do not fit.
 func encodeState(s predecessorState) ([]byte, error) {
-	b, err := encodeMessage(stateMessage, s)
-	if err != nil {
-		s.Migrations = nil
-		b, err = encodeMessage(stateMessage, s)
+	for {
+		b, err := encodeMessage(stateMessage, s)
+		if err == nil || len(s.Migrations) == 0 {
+			return b, err
+		}
+		s.Migrations = s.Migrations[:len(s.Migrations)/2]
 	}
-	return b, err
 }
 
 // errInvalidState is the error of a state that would corrupt a report.
