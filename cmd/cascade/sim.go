@@ -91,6 +91,7 @@ and ask):
   one-stage         the same without stages
   without-moves     running requests stay
   without-pull      prefixes that a replica lacks are computed again
+  placement-only    neither moves nor pulls: only where a request starts is decided
   without-ranges    with --prefill: each prefill replica computes prompts of all lengths
   without-tokenizer  front ends know the tokens of no prompts but those that they have served
   without-affinity  nothing is known of cached prefixes

@@ -21,6 +21,8 @@ const (
 	WithoutMoves = "without-moves"
 	// WithoutPull is Cascade that computes every prefix that a replica lacks.
 	WithoutPull = "without-pull"
+	// PlacementOnly is Cascade that only decides where a request starts: it moves nothing and pulls nothing.
+	PlacementOnly = "placement-only"
 	// WithoutRanges is Cascade whose prefill replicas compute prompts of all lengths alike.
 	WithoutRanges = "without-ranges"
 	// WithoutTokenizer is Cascade whose front ends know the tokens of a prompt only if they have served its text, as
@@ -66,6 +68,7 @@ var variants = map[string]variant{
 	OneStage:        {planner: planner.PolicyRoundRobin, market: true, priced: true, affinity: true, pull: true},
 	WithoutMoves:    {planner: planner.PolicyDefault, priced: true, affinity: true, pull: true},
 	WithoutPull:     {planner: planner.PolicyDefault, market: true, priced: true, affinity: true},
+	PlacementOnly:   {planner: planner.PolicyDefault, priced: true, affinity: true},
 	WithoutRanges:   {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, pull: true, allLengths: true},
 	WithoutAffinity: {planner: planner.PolicyDefault, market: true, priced: true},
 	WithoutForwards: {planner: planner.PolicyDefault, market: true, priced: true, affinity: true, pull: true, stay: true},
@@ -136,7 +139,9 @@ func (v variant) marketOf(self policies.ReplicaID, peers bidask.Peers, edges []p
 
 // Policies lists what Config.Policy may be.
 func Policies() []string {
-	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, WithoutPull, WithoutTokenizer, WithoutRanges, WithoutAffinity, WithoutForwards, ByGain, StaticSplit, Ideal, Clairvoyant, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory, GrowthOnly, GrowthRandom)
+	return append(baseline.Names(), Cascade, OneStage, WithoutMoves, WithoutPull, PlacementOnly, WithoutTokenizer, WithoutRanges,
+		WithoutAffinity, WithoutForwards, ByGain, StaticSplit, Ideal, Clairvoyant, Paper, NoPipeline, Chain, RefineQuantity, RefineMemory,
+		GrowthOnly, GrowthRandom)
 }
 
 // isCascade reports whether a policy is one of Cascade's.

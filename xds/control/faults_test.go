@@ -202,7 +202,8 @@ func TestUnroutedProxy(t *testing.T) {
 // TestPlanRefusal checks until when a plan that was rolled back is a fault.
 func TestPlanRefusal(t *testing.T) {
 	at := time.Now()
-	stayed, left, anew := Node{Connected: true, Since: at.Add(-time.Hour)}, Node{Since: at.Add(time.Second)}, Node{Connected: true, Since: at.Add(time.Second)}
+	stayed := Node{Connected: true, Since: at.Add(-time.Hour)}
+	left, anew := Node{Since: at.Add(time.Second)}, Node{Connected: true, Since: at.Add(time.Second)}
 	for name, c := range map[string]struct {
 		e, f  Node // the refusers
 		after time.Duration
@@ -216,7 +217,8 @@ func TestPlanRefusal(t *testing.T) {
 	} {
 		c.e.ID, c.f.ID = "e", "f"
 		others := Node{ID: "g", Connected: true, Since: at.Add(-time.Hour)}
-		s := publish.Status{Nodes: []Node{c.e, c.f, others}, Refused: []publish.Refusal{{Epoch: 7, Node: "e", Refusers: []string{"e", "f"}, Name: "cascade/m", Text: "bad", At: at}}}
+		refused := publish.Refusal{Epoch: 7, Node: "e", Refusers: []string{"e", "f"}, Name: "cascade/m", Text: "bad", At: at}
+		s := publish.Status{Nodes: []Node{c.e, c.f, others}, Refused: []publish.Refusal{refused}}
 		got := rolloutFaults(s, at.Add(c.after))
 		if fault := len(got) == 1 && got[0].Object == "plan"; fault != c.fault || len(got) > 1 {
 			t.Errorf("%s: %+v", name, got)

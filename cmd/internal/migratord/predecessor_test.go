@@ -80,7 +80,8 @@ func TestState(t *testing.T) {
 		t.Fatalf("%d bytes, %v", len(b), err)
 	}
 	s, err = decodeState(b[1:])
-	if n := len(s.Migrations); err != nil || s.Load != want.Load || len(b) < maxMessage/3 || !reflect.DeepEqual(s.Migrations, many.Migrations[:n]) {
+	n := len(s.Migrations)
+	if err != nil || s.Load != want.Load || len(b) < maxMessage/3 || !reflect.DeepEqual(s.Migrations, many.Migrations[:n]) {
 		t.Errorf("%d bytes, %d migrations: %+v, %v", len(b), n, s.Load, err)
 	}
 }

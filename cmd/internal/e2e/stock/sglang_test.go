@@ -25,16 +25,18 @@ func TestSGLang(t *testing.T) {
 	t.Run("death", func(t *testing.T) { testDeath(t, newFleet(t, engines, nil)) }) // the last one: it kills an engine
 }
 
-// TestSGLangKVEvents follows the events of a stock SGLang with a small prefix cache, through turns, evictions, salts, resets
-// and a restart.
+// TestSGLangKVEvents follows the events of a stock SGLang with a small prefix cache, through turns, evictions, salts,
+// resets and a restart.
 func TestSGLangKVEvents(t *testing.T) {
 	const tokens = 2304
 	addresses := testkit.Addresses(t, 2)
 	each := handofftest.Engine{
-		SGLang: true, Model: model, Endpoint: "tcp://" + addresses[0], ReplayEndpoint: "tcp://" + addresses[1], Topic: "kv", BlockTokens: block, Tokens: tokens,
+		SGLang: true, Model: model, Endpoint: "tcp://" + addresses[0], ReplayEndpoint: "tcp://" + addresses[1], Topic: "kv",
+		BlockTokens: block, Tokens: tokens,
 	}
+	events := fmt.Sprintf(`{"publisher": "zmq", "endpoint": %q, "replay_endpoint": %q, "topic": %q}`, each.Endpoint, each.ReplayEndpoint, each.Topic)
 	e := newSGLangs(t, 1, "--page-size", fmt.Sprint(block), "--max-total-tokens", fmt.Sprint(tokens), "--enable-cache-report",
-		"--kv-events-config", fmt.Sprintf(`{"publisher": "zmq", "endpoint": %q, "replay_endpoint": %q, "topic": %q}`, each.Endpoint, each.ReplayEndpoint, each.Topic))[0]
+		"--kv-events-config", events)[0]
 	each.URL = e.URL
 	each.Restart = func() {
 		e.Kill()
