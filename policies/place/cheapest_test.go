@@ -1,6 +1,7 @@
 package place_test
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -44,10 +45,13 @@ func TestCheapest(t *testing.T) {
 	}
 }
 
+func pricedEngine() *place.Engine {
+	return &place.Engine{Cost: policies.Cost{D0: 8e-3, D1: 5e-5, D2: 4e-5, D3: 1e-10, D4: 6e-8}, Batch: 64, Chunk: 8192, KV: 200_000}
+}
+
 // pricedPeers returns what replica a knows of b and c, all idle.
 func pricedPeers(copySeconds float64) *place.Peers {
-	e := place.Engine{Cost: policies.Cost{D0: 8e-3, D1: 5e-5, D2: 4e-5, D3: 1e-10, D4: 6e-8}, Batch: 64, Chunk: 8192, KV: 200_000}
-	b := place.NewPeers(place.PeersConfig{Self: "a", Placer: place.Cheapest{}, Engine: &e, CopySeconds: copySeconds})
+	b := place.NewPeers(place.PeersConfig{Self: "a", Placer: place.Cheapest{}, Engine: pricedEngine(), CopySeconds: copySeconds})
 	b.SetView(policies.Plan{Model: "m", Stages: []policies.Stage{{High: policies.Unbounded, Replicas: []policies.ReplicaID{"a", "b", "c"}}}}, peers("a", "b", "c"))
 	b.SetPeerLoad(0, "b", place.PeerLoad{})
 	b.SetPeerLoad(0, "c", place.PeerLoad{})
@@ -91,6 +95,37 @@ func TestPricesFollowWhatIsKnown(t *testing.T) {
 	b.SetPeerState(3, "b", busy())
 	b.SetPeerState(3, "c", &place.State{})
 	want("a peer has sent the own replica a long one", 3, "c")
+}
+
+// TestPricesOfManyPeers checks that few of many peers get a price, others each time.
+func TestPricesOfManyPeers(t *testing.T) {
+	var ids []policies.ReplicaID
+	for i := range 40 {
+		ids = append(ids, policies.ReplicaID(fmt.Sprintf("p%02d", i)))
+	}
+	seen := make(map[policies.ReplicaID]bool)
+	b := place.NewPeers(place.PeersConfig{Self: ids[0], Engine: pricedEngine(), Placer: placerFunc(func(a policies.Arrival) policies.ReplicaID {
+		if len(a.Peers) != 16 {
+			t.Errorf("%d peers have a price", len(a.Peers))
+		}
+		for _, c := range a.Peers {
+			seen[c.ID] = true
+		}
+		return ""
+	})})
+	b.SetView(policies.Plan{Model: "m", Stages: []policies.Stage{{High: policies.Unbounded, Replicas: ids}}}, peers(ids...))
+	for _, id := range ids[1:] {
+		b.SetPeerLoad(0, id, place.PeerLoad{})
+	}
+	for range 200 {
+		b.Place(0, prompt(3000), nil)
+	}
+	if len(seen) != len(ids)-1 {
+		t.Errorf("%d of %d peers were considered", len(seen), len(ids)-1)
+	}
+	if stage, _, _ := b.SampleNeighbours(); len(stage) != len(ids)-1 {
+		t.Errorf("%d of %d peers of the stage get the load", len(stage), len(ids)-1)
+	}
 }
 
 // TestPricesCountCopies checks that a replica that can copy a prefix is priced by it: else the replica that holds the

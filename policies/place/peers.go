@@ -13,7 +13,10 @@ const (
 	MaxAge            = 3 * policies.Second // up to which a load counts
 	DefaultSampleSize = 8
 	maxExamined       = 256 // peers examined for one sample
-	maxPriced         = 64  // peers of a stage that get a price
+	maxNeighbours     = 64  // peers of a stage to which a replica with prices sends its load
+	// maxPriced is how many peers of a stage get a price, chosen at random: of more, deciders that have not heard of
+	// each other's latest requests all choose the same one. With fewer, the best one is often missing.
+	maxPriced = 16
 )
 
 // PeersConfig configures Peers.
@@ -25,7 +28,7 @@ type PeersConfig struct {
 	// Prefill chooses the prefill replica that computes a prompt. nil: none.
 	Prefill policies.Placer
 	// SampleSize is the number of replicas of the right stage, of longer ones and of the next shorter one,
-	// that the Placer chooses from, and of prefill replicas for Prefill. 0 means 8.
+	// that the Placer chooses from, and of prefill replicas for Prefill. 0 means 8. With Engine it is 16.
 	SampleSize int
 	// Engine is that of all replicas, for the prices of candidates; nil: they have none.
 	Engine *Engine
@@ -300,7 +303,7 @@ func (b *Peers) Successors(now policies.Micros) (running []policies.Sequence, re
 }
 
 // SampleNeighbours returns the peers to which this replica sends its load next: random samples
-// of SampleSize of its stage, of the stage before, whose requests grow into this one, and of
+// of SampleSize (64 with Engine) of its stage, of the stage before, whose requests grow into this one, and of
 // all others. A prefill replica, where every front end may place requests, sends it to more.
 func (b *Peers) SampleNeighbours() (stage, before, others []policies.ReplicaID) {
 	for k, entries := range b.stages {
@@ -332,9 +335,13 @@ func (b *Peers) SampleNeighbours() (stage, before, others []policies.ReplicaID) 
 // prefillSummaries is how many times as many others a prefill replica sends its load to.
 const prefillSummaries = 8
 
-// sample returns at most so many times SampleSize of the ids, at random. It changes their order.
+// sample returns at most so many times as many of the ids, at random. It changes their order.
 func (b *Peers) sample(ids []policies.ReplicaID, times int) []policies.ReplicaID {
-	n := min(times*b.sampleSize(), len(ids))
+	size := b.cfg.SampleSize
+	if b.cfg.Engine != nil {
+		size = maxNeighbours
+	}
+	n := min(times*size, len(ids))
 	for i := range n {
 		at := i + b.rng.IntN(len(ids)-i)
 		ids[i], ids[at] = ids[at], ids[i]

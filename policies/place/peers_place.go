@@ -118,7 +118,7 @@ func (b *Peers) addSample(now policies.Micros, all []*peerEntry, low, high polic
 	}
 }
 
-// sampleSize is how many replicas of a stage the Placer chooses from. A price takes a microsecond.
+// sampleSize is how many replicas of a stage the Placer chooses from.
 func (b *Peers) sampleSize() int {
 	if b.cfg.Engine != nil {
 		return maxPriced
