@@ -104,7 +104,7 @@ func (c Config) validate() (Config, error) {
 	return c, nil
 }
 
-// lastReply is what is kept of the last reply of a control plane. The zero value means that none has come yet.
+// lastReply holds parts of the last reply of a control plane. The zero value means that none has come yet.
 type lastReply struct {
 	epoch uint64 // of the plan for the replica's model
 	at    time.Time

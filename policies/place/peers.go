@@ -302,9 +302,9 @@ func (b *Peers) Successors(now policies.Micros) (running []policies.Sequence, re
 	return running, replicas
 }
 
-// SampleNeighbours returns the peers to which this replica sends its load next: random samples
-// of SampleSize (64 with Engine) of its stage, of the stage before, whose requests grow into this one, and of
-// all others. A prefill replica, where every front end may place requests, sends it to more.
+// SampleNeighbours returns the peers to which this replica sends its load next: random samples of its stage, of the
+// stage before, whose requests grow into this one, and of all others. Each has SampleSize peers at most, with Engine 64.
+// A prefill replica, where every front end may place requests, sends it to more of the others.
 func (b *Peers) SampleNeighbours() (stage, before, others []policies.ReplicaID) {
 	for k, entries := range b.stages {
 		for _, e := range entries {
@@ -332,16 +332,21 @@ func (b *Peers) SampleNeighbours() (stage, before, others []policies.ReplicaID) 
 	return b.sample(stage, 1), b.sample(before, 1), b.sample(others, more)
 }
 
+// neighbourSize is to how many peers of a stage a replica sends its load. It is more than get a price (sampleSize), for
+// each front end chooses others.
+func (b *Peers) neighbourSize() int {
+	if b.cfg.Engine != nil {
+		return maxNeighbours
+	}
+	return b.cfg.SampleSize
+}
+
 // prefillSummaries is how many times as many others a prefill replica sends its load to.
 const prefillSummaries = 8
 
-// sample returns at most so many times as many of the ids, at random. It changes their order.
+// sample returns random ids, at most times neighbourSize. It changes their order.
 func (b *Peers) sample(ids []policies.ReplicaID, times int) []policies.ReplicaID {
-	size := b.cfg.SampleSize
-	if b.cfg.Engine != nil {
-		size = maxNeighbours
-	}
-	n := min(times*size, len(ids))
+	n := min(times*b.neighbourSize(), len(ids))
 	for i := range n {
 		at := i + b.rng.IntN(len(ids)-i)
 		ids[i], ids[at] = ids[at], ids[i]

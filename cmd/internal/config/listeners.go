@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// listeners are the addresses on which the fleet's daemons listen, with the fields that name them.
+// listeners maps the listening addresses of the fleet's daemons to the fields of the fleet file.
 type listeners struct {
 	byAddress map[string]string     // the first field with an address, whose host is in canonical form
 	byDaemon  map[string][]listener // by the section of a daemon and the port
@@ -26,9 +26,12 @@ func (l listeners) claim(c *checker, path, address string) {
 	host = canonicalHost(host)
 	key, daemon := net.JoinHostPort(host, port), section(path)+":"+port
 	other, taken := l.byAddress[key]
-	for _, o := range l.byDaemon[daemon] {
-		if !taken && (isUnspecified(o.host) || isUnspecified(host)) {
-			other, taken = o.path, true
+	if !taken {
+		for _, o := range l.byDaemon[daemon] {
+			if isUnspecified(o.host) || isUnspecified(host) {
+				other, taken = o.path, true
+				break
+			}
 		}
 	}
 	if taken {

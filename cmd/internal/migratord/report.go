@@ -56,7 +56,7 @@ func (d *Daemon) report() *api.LoadReport {
 	return r
 }
 
-// addMarket adds to a report what the components that migrate requests know.
+// addMarket adds to a report the state of the components for migrations.
 func (d *Daemon) addMarket(r *api.LoadReport) {
 	s := d.market.Status()
 	r.Residents, r.Pinned, r.PinnedSeconds = uint32(s.Residents), uint32(s.Pinned), s.PinnedSeconds

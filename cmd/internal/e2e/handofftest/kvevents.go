@@ -13,10 +13,10 @@ import (
 )
 
 // Engine is an engine that publishes KV events, with a prefix cache that is soon full.
-// All fields are required.
+// All fields but SGLang are required.
 type Engine struct {
-	// SGLang says that it has SGLang's endpoint that empties the cache. Other engines have vLLM's endpoints of its development
-	// mode, and its counters.
+	// SGLang says that SGLang's endpoint empties the cache. Else vLLM's of its development mode do, and the engine has
+	// vLLM's counters of cached tokens.
 	SGLang bool
 
 	URL, Model                      string
