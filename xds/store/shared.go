@@ -38,8 +38,9 @@ func (c content) object() Object {
 
 // swap is a CompareAndSwap that succeeded.
 type swap struct {
-	began time.Time       // by the monotonic clock
-	named map[string]bool // the blobs that the root then named
+	version Version
+	began   time.Time       // by the monotonic clock
+	named   map[string]bool // the blobs that the root then named
 }
 
 var _ Plans = (*Store)(nil)
@@ -125,7 +126,7 @@ func (s *Store) swapRoot(ctx context.Context, began time.Time, old Version, root
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.known, s.last = content{version: v, root: root}, swap{began, root.names()}
+	s.known, s.last = content{version: v, root: root}, swap{v, began, root.names()}
 	return v, nil
 }
 

@@ -30,24 +30,29 @@ func (s *Store) Watch(ctx context.Context) <-chan Update {
 	return updates
 }
 
-// follow sends what is stored whenever it differs from what was sent last, until ctx ends. It reads at
-// once, after each signal, and once a second.
+// follow sends what is stored whenever it differs from what was sent last, or from what this Store has
+// written since, until ctx ends. It reads at once, after each signal, and once a second.
 func (s *Store) follow(ctx context.Context, changed <-chan struct{}, updates chan<- Update) {
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
 	var have content
 	var sent Update
+	var wrote Version // by this Store, and compared with what was read after it
 	for first := true; ; {
+		lastWrite := s.lastWrite()
 		reading, cancel := context.WithTimeout(ctx, readTimeout)
 		got, err := s.read(reading, have)
 		cancel()
 		if ctx.Err() != nil {
 			return
 		}
+		replaced := false
 		if err == nil {
-			have = got
+			// What was sent before a write of this Store, and is stored again after it, is a change.
+			have, replaced = got, lastWrite != wrote && lastWrite != got.version
+			wrote = lastWrite
 		}
-		if first || have.version != sent.Version || !sameError(err, sent.Err) {
+		if first || have.version != sent.Version || replaced || !sameError(err, sent.Err) {
 			select {
 			case updates <- Update{Object: have.object(), Version: have.version, Err: err}:
 			case <-ctx.Done():
@@ -62,6 +67,13 @@ func (s *Store) follow(ctx context.Context, changed <-chan struct{}, updates cha
 			return
 		}
 	}
+}
+
+// lastWrite returns the version that this Store wrote last, "" for none.
+func (s *Store) lastWrite() Version {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last.version
 }
 
 // sameError reports whether two errors say the same. While a server does not answer, the causes

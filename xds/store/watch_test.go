@@ -32,6 +32,41 @@ func (b *scripted) ReadRoot(ctx context.Context) (Root, error) {
 	return b.Backend.ReadRoot(ctx)
 }
 
+// TestFollowUnseenWrite: what was sent is sent again when it is back after a write that no read saw, such as
+// that of a first plan which an operator removes at once.
+func TestFollowUnseenWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		m := NewMemory().(*memory)
+		b := &scripted{Backend: m}
+		s := New(b)
+		updates := s.Watch(ctx)
+		if u := <-updates; u.Version != "" {
+			t.Errorf("the first read: %+v", u)
+		}
+		b.mu.Lock() // no read passes
+		testkit.Must(s.CompareAndSwap(ctx, "", Object{}))
+		m.root = nil
+		b.mu.Unlock()
+		for _, want := range []int{1, 0} {
+			n := 0
+			select {
+			case u := <-updates:
+				if n++; u.Version != "" || u.Err != nil {
+					t.Errorf("%+v", u)
+				}
+			case <-time.After(5 * time.Second):
+			}
+			if n != want {
+				t.Errorf("%d updates, want %d", n, want)
+			}
+		}
+		cancel()
+		for range updates {
+		}
+	})
+}
+
 // TestFollow: what differs is sent, at once and after signals and polls; while the server is silent, its
 // changing reasons are sent once.
 func TestFollow(t *testing.T) {
