@@ -258,7 +258,7 @@ func (s *settings) announceChanges(bar *progress.Bar, history []control.Change, 
 
 // countStageHits counts the stages that served the requests.
 func countStageHits(r replay.Result, st control.Status) stageHits {
-	plans := map[string][]control.Stage{}
+	plans := map[string][]control.DecidedStage{}
 	for _, c := range st.History {
 		plans[fmt.Sprint(c.Epoch)] = c.Stages
 	}

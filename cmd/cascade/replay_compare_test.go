@@ -19,8 +19,8 @@ func at(t policies.Tokens) *policies.Tokens { return &t }
 
 // threeStages returns a plan with cuts at 100 and 1000.
 func threeStages(epoch policies.Epoch) control.Change {
-	two := []control.Replica{{ID: "a"}, {ID: "b"}}
-	return control.Change{Model: "m", Epoch: epoch, Reason: "better", Gain: 0.25, Stages: []control.Stage{
+	two := []policies.ReplicaID{"a", "b"}
+	return control.Change{Model: "m", Epoch: epoch, Reason: "better", Gain: 0.25, Stages: []control.DecidedStage{
 		{Name: "s0", Low: 0, High: at(100), Replicas: two},
 		{Name: "s1", Low: 100, High: at(1000), Replicas: two[:1]},
 		{Name: "s2", Low: 1000, Replicas: two},
@@ -29,7 +29,7 @@ func threeStages(epoch policies.Epoch) control.Change {
 
 // TestCountStageHits counts requests on both sides of every boundary, by the plan that routed them.
 func TestCountStageHits(t *testing.T) {
-	one := control.Change{Epoch: 1, Stages: []control.Stage{{Name: "s0"}}}
+	one := control.Change{Epoch: 1, Stages: []control.DecidedStage{{Name: "s0"}}}
 	status := control.Status{History: []control.Change{one, threeStages(2)}}
 	for _, c := range []struct {
 		epoch, stage string
@@ -110,8 +110,11 @@ func TestComparedFleets(t *testing.T) {
 }
 
 func TestFinalPlan(t *testing.T) {
-	c := threeStages(7)
-	p := finalPlan([]presetResult{{}, {Status: control.Status{Models: []control.Model{{Name: "m", Epoch: 7, Stages: c.Stages}}}}})
+	var stages []control.Stage
+	for _, st := range threeStages(7).Stages {
+		stages = append(stages, control.Stage{Low: st.Low, High: st.High, Replicas: make([]control.Replica, len(st.Replicas))})
+	}
+	p := finalPlan([]presetResult{{}, {Status: control.Status{Models: []control.Model{{Name: "m", Epoch: 7, Stages: stages}}}}})
 	if p.Epoch != 7 || len(p.Stages) != 3 || p.Stages[1].High != 1000 || p.Stages[2].High != policies.Unbounded || len(p.Stages[0].Replicas) != 2 {
 		t.Errorf("%+v", p)
 	}

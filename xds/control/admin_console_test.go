@@ -21,9 +21,11 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/policies/partition"
+	"github.com/cascadeinfer/cascade/policies/planner"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/console"
 	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/internal/fleetstate"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
@@ -268,7 +270,12 @@ func TestConsoleShowsLess(t *testing.T) {
 // TestConsoleDecisions checks the latest decisions.
 func TestConsoleDecisions(t *testing.T) {
 	until := time.Unix(9, 0)
-	all := []Decision{{Epoch: 1, Decision: "adopted", Gain: 0.123456}, {Epoch: 1, Decision: "kept", Times: 3, Until: until, Stages: stagesOf(plantest.Parse("a b | c").Stages)}}
+	change := planner.Change{Epoch: 1, Decision: planner.Kept, Stages: plantest.Parse("a b | c").Stages}
+	kept := decisionOf(fleetstate.Change{Change: change, Times: 3, Until: until})
+	all := []Decision{{Epoch: 1, Decision: "adopted", Gain: 0.123456}, kept}
+	if stages := string(testkit.Must(json.Marshal(kept.Stages[0]))); stages != `{"name":"s0","low":0,"high":100,"replicas":["a","b"]}` {
+		t.Error(stages)
+	}
 	d := decisionsOf(all)
 	if len(d) != 2 || d[0].Decision != "kept" || !d[0].Time.Equal(until) || d[0].Stages[0].Replicas != 2 || d[1].Gain != 0.1235 {
 		t.Errorf("decisions %+v", d)

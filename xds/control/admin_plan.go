@@ -46,9 +46,18 @@ type Decision struct {
 	Predicted float64 `json:"predicted_seconds,omitempty"`
 	Observed  float64 `json:"observed_seconds,omitempty"`
 	// Times is how often in a row it was decided, the last time at Until.
-	Times  int       `json:"times,omitempty"`
-	Until  time.Time `json:"until,omitzero"`
-	Stages []Stage   `json:"stages,omitempty"` // ranges and replica ids; absent where none changed, or none are known
+	Times int       `json:"times,omitempty"`
+	Until time.Time `json:"until,omitzero"`
+	// Stages is the plan that was decided; absent where no stage changed, or none are known.
+	Stages []DecidedStage `json:"stages,omitempty"`
+}
+
+// DecidedStage is a stage of a plan that was decided.
+type DecidedStage struct {
+	Name     string               `json:"name"` // as in cluster names: s0, s1, …
+	Low      policies.Tokens      `json:"low"`
+	High     *policies.Tokens     `json:"high,omitempty"` // the end of [Low, High); absent for the last stage, which is open
+	Replicas []policies.ReplicaID `json:"replicas"`
 }
 
 // FormerPlan is a plan that was in force.
@@ -88,9 +97,14 @@ func plannerOf(p fleet.Leadership, now time.Time) Planner {
 }
 
 func decisionOf(c fleetstate.Change) Decision {
+	var stages []DecidedStage
+	for i, st := range c.Stages {
+		s := stageOf(i, st)
+		stages = append(stages, DecidedStage{s.Name, s.Low, s.High, st.Replicas})
+	}
 	return Decision{
 		Time: c.Time, Model: c.Model, Epoch: c.Epoch, Decision: c.Decision, Reason: c.Reason, By: c.By,
-		Gain: c.Gain, Predicted: c.Predicted, Observed: c.Observed, Times: c.Times, Until: c.Until, Stages: stagesOf(c.Stages),
+		Gain: c.Gain, Predicted: c.Predicted, Observed: c.Observed, Times: c.Times, Until: c.Until, Stages: stages,
 	}
 }
 

@@ -219,19 +219,6 @@ func statusOf(s *fleet.Snapshot, p publish.Status, policy string, now time.Time)
 	return out
 }
 
-// stagesOf returns what the history has of a plan's stages: ranges and replica
-// ids.
-func stagesOf(stages []policies.Stage) (out []Stage) {
-	for i, st := range stages {
-		stage := stageOf(i, st)
-		for _, id := range st.Replicas {
-			stage.Replicas = append(stage.Replicas, Replica{ID: id})
-		}
-		out = append(out, stage)
-	}
-	return out
-}
-
 func modelOf(m fleet.ModelState, now time.Time) Model {
 	out := Model{
 		Name: m.Name, Context: m.Context, Epoch: m.Plan.Epoch, Reason: m.Reason, Planner: m.Planner,

@@ -193,7 +193,6 @@ func (x *exchange) replyUnanswered(err error) {
 // replyStopping answers that another proxy should serve the request.
 func (x *exchange) replyStopping() {
 	x.w.Header().Set(length.RefusedHeader, "1")
-	x.w.Header().Set("Retry-After", "1")
 	x.replyError(503, codeStopping, "This proxy is stopping. Send the request again.")
 }
 

@@ -27,6 +27,9 @@ const (
 
 // replyError answers with an error of the proxy's own.
 func (x *exchange) replyError(status int, code, message string) {
+	if status == http.StatusServiceUnavailable {
+		x.w.Header().Set("Retry-After", "1")
+	}
 	x.reply(status, publicapi.NewError(status, code, message).Body())
 }
 

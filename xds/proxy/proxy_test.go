@@ -161,8 +161,8 @@ func TestErrorsNameTheReason(t *testing.T) {
 		{string(prompt("x", 100)), 404, "model_not_found", "model"},
 	} {
 		resp, b := f.send("POST", "/", "", strings.NewReader(c.body))
-		if e := failureOf(t, b); resp.StatusCode != c.status || e.Code != c.code || !strings.Contains(e.Message,
-			c.names) {
+		if e := failureOf(t, b); resp.StatusCode != c.status || e.Code != c.code || !strings.Contains(e.Message, c.names) ||
+			(resp.Header.Get("Retry-After") == "1") != (c.status == 503) {
 			t.Errorf("%s: %d %s", c.body, resp.StatusCode, b)
 		}
 	}

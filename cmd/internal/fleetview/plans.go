@@ -81,7 +81,7 @@ func iterations(d control.Decision) string {
 
 // formatStages returns a plan in one line: its boundaries and the replicas
 // between them.
-func formatStages(stages []control.Stage) string {
+func formatStages(stages []control.DecidedStage) string {
 	if len(stages) == 0 {
 		return ""
 	}
@@ -125,7 +125,7 @@ func DescribeChange(c control.Change) string {
 	}
 	stages := make([]string, len(c.Stages))
 	for i, st := range c.Stages {
-		stages[i] = fmt.Sprintf("%s on %d", FormatRange(st), len(st.Replicas))
+		stages[i] = fmt.Sprintf("%s on %d", formatRange(st.Low, st.High), len(st.Replicas))
 	}
 	return text + ": " + strings.Join(stages, ", ")
 }

@@ -87,7 +87,7 @@ func (r *fleetHarness) status() (s control.Status) {
 // prompt length served, and those that this stage or a neighbour served: estimates near a boundary
 // may select a neighbour.
 func countPlaced(records []replay.Record, history []control.Change) (in, near, known int) {
-	plans := make(map[string][]control.Stage)
+	plans := make(map[string][]control.DecidedStage)
 	for _, c := range history {
 		plans[strconv.FormatUint(uint64(c.Epoch), 10)] = c.Stages
 	}
