@@ -1,6 +1,7 @@
 package resources_test
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -68,10 +69,34 @@ func TestBuildDoesNotDependOnOrder(t *testing.T) {
 	}
 }
 
+// TestBuildIsProvable proves what is built, also of plans with stages of which no replica is known: the next longer stage
+// that has replicas serves instead, or the next shorter one.
 func TestBuildIsProvable(t *testing.T) {
-	for name, v := range map[string]resources.View{"one model": fleet(), "two models": twoModels()} {
+	views := map[string]resources.View{"one model": fleet(), "two models": twoModels()}
+	without := func(lost ...int) resources.View {
+		v := eightStages(2400, 0)
+		v.Endpoints = slices.DeleteFunc(v.Endpoints, func(e resources.Endpoint) bool {
+			return slices.Contains(lost, v.Plans[0].StageOfReplica(e.ID))
+		})
+		views[fmt.Sprintf("without stages %v", lost)] = v
+		return v
+	}
+	middle, end := build(t, without(3, 4)), build(t, without(6, 7))
+	without(0, 7)
+	for name, v := range views {
 		if err := prove(t, build(t, v)); err != nil {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for _, c := range []struct {
+		set          resources.Set
+		stage, other int
+		priority     uint32
+	}{{middle, 2, 5, 1}, {middle, 3, 5, 0}, {end, 5, 5, 0}, {end, 7, 5, 0}} {
+		for id, priority := range membersOf(t, c.set, resources.EndpointName("m", c.stage)) {
+			if at := eightStages(2400, 0).Plans[0].StageOfReplica(id); (at == c.other) != (priority == c.priority) {
+				t.Fatalf("stage %d lists %s of stage %d with priority %d", c.stage, id, at, priority)
+			}
 		}
 	}
 }

@@ -13,20 +13,10 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// eightStages returns a view of a model with eight stages over n replicas, and as many more in no
-// stage.
+// eightStages returns a view of a model with eight stages over n replicas, and as many more in no stage.
 func eightStages(n, more int) resources.View {
-	v := wide(n+more, 1)
+	v := wide(policies.MaxStages, n, more)
 	v.Settings.Estimator, v.Settings.LengthService = resources.ExtProc, "127.0.0.1:1"
-	p := policies.Plan{Model: "m", Epoch: 1, Stages: make([]policies.Stage, policies.MaxStages)}
-	for k := range p.Stages {
-		p.Stages[k] = policies.Stage{Low: policies.Tokens(1000 * k), High: policies.Tokens(1000 * (k + 1))}
-	}
-	p.Stages[len(p.Stages)-1].High = policies.Unbounded
-	for i := range n {
-		p.Stages[i%len(p.Stages)].Replicas = append(p.Stages[i%len(p.Stages)].Replicas, v.Endpoints[i].ID)
-	}
-	v.Plans = []policies.Plan{p}
 	return v
 }
 
@@ -116,7 +106,7 @@ func TestDistant(t *testing.T) {
 // migrators know only the stages that the routes name.
 func TestDistantDuringRollout(t *testing.T) {
 	v := eightStages(2400, 0)
-	before := wide(2400, 1).Plans[0] // four stages
+	before := wide(4, 2400, 0).Plans[0] // four stages
 	left := before.Stages[3].Replicas[7]
 	before.Stages[3].Replicas = slices.DeleteFunc(slices.Clone(before.Stages[3].Replicas), func(id policies.ReplicaID) bool { return id == left })
 	v.Previous = []policies.Plan{before}
@@ -130,7 +120,7 @@ func TestDistantDuringRollout(t *testing.T) {
 
 // TestDistantUnused checks the assignments of stages that no plan uses.
 func TestDistantUnused(t *testing.T) {
-	v := wide(1000, 1)
+	v := wide(4, 1000, 0)
 	s := build(t, v)
 	for k := 4; k < policies.MaxStages; k++ {
 		if got := membersOf(t, s, resources.EndpointName("m", k)); len(got) != resources.MaxDistant || slices.Max(slices.Collect(maps.Values(got))) != 0 {

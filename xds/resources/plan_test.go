@@ -48,7 +48,7 @@ func match(vh *routev3.VirtualHost, headers map[string]int64, exact map[string]s
 func TestEveryRequestHasAStage(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 9))
 	for range testkit.Size(10, 60) {
-		v := random(r)
+		v := randomView(r)
 		s := build(t, v)
 		if err := prove(t, s); err != nil {
 			t.Fatalf("%v\n%+v", err, v)
@@ -100,42 +100,6 @@ func stage(t *testing.T, r *routev3.Route, p policies.Plan, want int, n policies
 	if got := r.GetRoute().GetCluster(); got != resources.ClusterName(p.Model, want) {
 		t.Fatalf("%d goes to %q by route %q, want stage %d of %+v", n, got, r.GetName(), want, p)
 	}
-}
-
-// random returns a valid view of 1 to 3 models.
-func random(r *rand.Rand) resources.View {
-	var v resources.View
-	for m := range 1 + r.IntN(3) {
-		name := fmt.Sprintf("model %d/%%", m)
-		model := resources.Model{Name: name, Context: 1 << 20, BytesPerToken: length.Ratio(500 + r.IntN(15500))}
-		for h := range r.IntN(3) {
-			model.Hosts = append(model.Hosts, fmt.Sprintf("m%d-%d.example", m, h))
-		}
-		v.Models = append(v.Models, model)
-		plan := policies.Plan{Model: name, Epoch: policies.Epoch(r.Uint64())}
-		low := policies.Tokens(0)
-		stages := 1 + r.IntN(policies.MaxStages)
-		for k := range stages {
-			st := policies.Stage{Low: low, High: policies.Unbounded}
-			if k < stages-1 {
-				st.High = low + 1 + policies.Tokens(r.Int64N(1<<r.IntN(20)))
-			}
-			low = st.High
-			for i := range 1 + r.IntN(3) {
-				id := policies.ReplicaID(fmt.Sprintf("m%d-s%d-%d", m, k, i))
-				st.Replicas = append(st.Replicas, id)
-				if r.IntN(8) > 0 || k == 0 && i == 0 {
-					v.Endpoints = append(v.Endpoints, resources.Endpoint{
-						Replica: policies.Replica{ID: id, Model: name, Address: fmt.Sprintf("10.%d.%d.%d:80", m, k, i), Host: fmt.Sprint("n", r.IntN(3))},
-						Weight:  r.Uint32N(100), Health: resources.Health(r.IntN(3)),
-					})
-				}
-			}
-			plan.Stages = append(plan.Stages, st)
-		}
-		v.Plans = append(v.Plans, plan)
-	}
-	return v
 }
 
 func TestMetadataRoundTrip(t *testing.T) {
@@ -200,17 +164,20 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// wide returns a view of one model with four stages over many replicas.
-func wide(n int, epoch policies.Epoch) resources.View {
+// wide returns a view of one model with n replicas, dealt to so many stages of 1,000 tokens each, and as many
+// more in no stage.
+func wide(stages, n, more int) resources.View {
 	v := resources.View{Models: []resources.Model{{Name: "m", Context: 1 << 17}}}
-	p := policies.Plan{Model: "m", Epoch: epoch, Stages: make([]policies.Stage, 4)}
+	p := policies.Plan{Model: "m", Epoch: 1, Stages: make([]policies.Stage, stages)}
 	for k := range p.Stages {
 		p.Stages[k] = policies.Stage{Low: policies.Tokens(1000 * k), High: policies.Tokens(1000 * (k + 1))}
 	}
-	p.Stages[3].High = policies.Unbounded
-	for i := range n {
+	p.Stages[stages-1].High = policies.Unbounded
+	for i := range n + more {
 		id := policies.ReplicaID(fmt.Sprint("replica-", i))
-		p.Stages[i%4].Replicas = append(p.Stages[i%4].Replicas, id)
+		if i < n {
+			p.Stages[i%stages].Replicas = append(p.Stages[i%stages].Replicas, id)
+		}
 		v.Endpoints = append(v.Endpoints, resources.Endpoint{
 			Replica: policies.Replica{ID: id, Model: "m", Address: fmt.Sprintf("10.%d.%d.%d:80", i>>16, i>>8&255, i&255), Host: fmt.Sprint("n", i/8)},
 		})
@@ -221,7 +188,7 @@ func wide(n int, epoch policies.Epoch) resources.View {
 
 func BenchmarkBuild(b *testing.B) {
 	for _, n := range []int{8, 1000, 10000} {
-		v := wide(n, 0)
+		v := wide(4, n, 0)
 		b.Run(fmt.Sprintf("build/%d replicas", n), func(b *testing.B) {
 			for b.Loop() {
 				build(b, v)

@@ -44,12 +44,12 @@ func TestProverAgrees(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	p := new(resources.Prover)
 	proven, refused := 0, make(map[string]bool)
-	views := []resources.View{fleet(), twoModels(), withModule(t), edgeFleet(), random(r)}
+	views := []resources.View{fleet(), twoModels(), withModule(t), edgeFleet(), randomView(r)}
 	sets := testkit.Size(100, 300)
 	for n := range sets {
 		i := r.IntN(len(views))
 		if r.IntN(10) == 0 {
-			views[i] = random(r)
+			views[i] = randomView(r)
 		}
 		s := build(t, step(r, views[i]))
 		if r.IntN(3) == 0 {

@@ -154,13 +154,14 @@ func routedReplica(e Endpoint, stage uint32) *api.RoutedReplica {
 // the last two there are MaxDistant at most, others for each stage. Tiers without replicas
 // are left out. The assignments of proxies that route by EDS have the same order.
 func (m *RoutedModel) Tiers(stage int) (out [][]int) {
+	next := m.nearestStage(stage)
 	var tiers [4][]int
 	for i, r := range m.Replicas {
 		at := 2
 		switch {
 		case r.Stage == stage:
 			at = 0
-		case r.Stage == stage+1:
+		case r.Stage == next:
 			at = 1
 		case r.Prefill:
 			at = 3
@@ -180,6 +181,23 @@ func (m *RoutedModel) Tiers(stage int) (out [][]int) {
 		}
 	}
 	return out
+}
+
+// nearestStage returns the next longer stage that has replicas, and of a stage without replicas that has none, the next
+// shorter one.
+func (m *RoutedModel) nearestStage(stage int) int {
+	longer, shorter := policies.MaxStages, -1
+	for _, r := range m.Replicas {
+		if r.Stage > stage {
+			longer = min(longer, r.Stage)
+		} else {
+			shorter = max(shorter, r.Stage)
+		}
+	}
+	if longer < policies.MaxStages || shorter < 0 || shorter == stage {
+		return longer
+	}
+	return shorter
 }
 
 // ByHost returns the model that a host name selects, nil if the request must name it. A

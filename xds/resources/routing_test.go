@@ -25,8 +25,8 @@ func randomView(r *rand.Rand) resources.View {
 	port := 1
 	for i := range 1 + r.IntN(3) {
 		m := resources.Model{
-			Name: fmt.Sprintf("org/modèle %d", i), Context: 131072,
-			BytesPerToken: length.Ratio(500 + r.IntN(15000)),
+			Name: fmt.Sprintf("org/modèle %d/%%", i), Context: 131072,
+			BytesPerToken: length.Ratio(500 + r.IntN(15500)),
 		}
 		m.Hosts = []string{fmt.Sprintf("*.m%d.example", i), fmt.Sprintf("m%d.example", i)}[:r.IntN(3)]
 		v.Models = append(v.Models, m)
@@ -34,7 +34,7 @@ func randomView(r *rand.Rand) resources.View {
 		low := policies.Tokens(0)
 		stages := 1 + r.IntN(policies.MaxStages)
 		for k := range stages {
-			s := policies.Stage{Low: low, High: low + 1 + policies.Tokens(r.IntN(40000))}
+			s := policies.Stage{Low: low, High: low + 1 + policies.Tokens(r.Int64N(1<<r.IntN(20)))}
 			if k == stages-1 {
 				s.High = policies.Unbounded
 			}
@@ -43,7 +43,7 @@ func randomView(r *rand.Rand) resources.View {
 				id := policies.ReplicaID(fmt.Sprintf("replica-%d", port))
 				port++
 				s.Replicas = append(s.Replicas, id)
-				if n > 0 && r.IntN(10) == 0 {
+				if k+n > 0 && r.IntN(10) == 0 {
 					continue // a member whose address is not known
 				}
 				v.Endpoints = append(v.Endpoints, resources.Endpoint{

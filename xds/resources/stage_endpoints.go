@@ -42,21 +42,12 @@ const MaxDistant = 256
 // empty. These, and those of priorities 2 and 3, have equal weights: weights follow the load
 // every second, and each change would update the assignments of all stages.
 func stageAssignment(model string, k int, plans []policies.Plan, endpoints []Endpoint) *endpointv3.ClusterLoadAssignment {
-	members := func(k int) (in map[policies.ReplicaID]bool, used bool) {
-		in = make(map[policies.ReplicaID]bool)
-		for _, p := range plans {
-			if k < len(p.Stages) {
-				used = true
-				for _, id := range p.Stages[k].Replicas {
-					in[id] = true
-				}
-			}
-		}
-		return in, used
+	own, next := stageMembers(k, plans), map[policies.ReplicaID]bool(nil)
+	used := slices.ContainsFunc(plans, func(p policies.Plan) bool { return k < len(p.Stages) })
+	if used {
+		next = nearestStage(k, plans, endpoints)
 	}
-	own, used := members(k)
-	next, _ := members(k + 1)
-	omitted := distantToOmit(k, plans, endpoints)
+	omitted := distantToOmit(k, next, plans, endpoints)
 	var tiers [4][]Endpoint
 	for _, e := range endpoints {
 		tier := 2
@@ -87,11 +78,47 @@ func stageAssignment(model string, k int, plans []policies.Plan, endpoints []End
 	return cla
 }
 
+// stageMembers returns the replicas of stage k of any of the plans.
+func stageMembers(k int, plans []policies.Plan) map[policies.ReplicaID]bool {
+	in := make(map[policies.ReplicaID]bool)
+	for _, p := range plans {
+		if k < len(p.Stages) {
+			for _, id := range p.Stages[k].Replicas {
+				in[id] = true
+			}
+		}
+	}
+	return in
+}
+
+// nearestStage returns the replicas of the next longer stage that has endpoints. The replicas of a stage may all be
+// unknown: another control plane, whose configuration is newer, has made the plan. If stage k is one of these and no
+// longer stage has endpoints, those of the next shorter one take their place.
+func nearestStage(k int, plans []policies.Plan, endpoints []Endpoint) map[policies.ReplicaID]bool {
+	known := func(in map[policies.ReplicaID]bool) bool {
+		return slices.ContainsFunc(endpoints, func(e Endpoint) bool { return in[e.ID] })
+	}
+	for i := k + 1; i < policies.MaxStages; i++ {
+		if in := stageMembers(i, plans); known(in) {
+			return in
+		}
+	}
+	for i := k; i >= 0; i-- {
+		if in := stageMembers(i, plans); known(in) {
+			if i == k {
+				break
+			}
+			return in
+		}
+	}
+	return nil
+}
+
 // distantToOmit returns the replicas that the assignment of stage k does not have: all distant
-// ones but the MaxDistant with the highest ranks. Near stages are k, k+1 and, if k is the last
-// stage, k−1: a lost last stage has no other neighbour. The ranks depend on k, so that stages
+// ones but the MaxDistant with the highest ranks. Near are stage k, its next one and, if k is the
+// last stage, k−1: a lost last stage has no other neighbour. The ranks depend on k, so that stages
 // omit different replicas, and not on health or weights.
-func distantToOmit(k int, plans []policies.Plan, endpoints []Endpoint) map[policies.ReplicaID]bool {
+func distantToOmit(k int, next map[policies.ReplicaID]bool, plans []policies.Plan, endpoints []Endpoint) map[policies.ReplicaID]bool {
 	if len(endpoints) <= MaxDistant {
 		return nil
 	}
@@ -102,10 +129,10 @@ func distantToOmit(k int, plans []policies.Plan, endpoints []Endpoint) map[polic
 	near, staged := make(map[policies.ReplicaID]bool), make(map[policies.ReplicaID]int)
 	for _, p := range plans {
 		for i, s := range p.Stages {
-			isNear := i == k || i == k+1 || i == k-1 && k == len(p.Stages)-1
+			isNear := i == k || i == k-1 && k == len(p.Stages)-1
 			for _, id := range s.Replicas {
 				staged[id]++
-				near[id] = near[id] || isNear
+				near[id] = near[id] || isNear || next[id]
 			}
 		}
 	}
