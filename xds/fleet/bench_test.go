@@ -12,15 +12,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// largeState returns a State of n replicas that all report a skewed mix.
-func largeState(b *testing.B, n int) (*State, []loadreport.Report) {
-	b.Helper()
-	return newLargeState(b, n, false)
-}
-
-// newLargeState is like largeState, but with withLinks every replica reports its own
-// links: nodes of eight GPUs, joined in pairs.
-func newLargeState(b *testing.B, n int, withLinks bool) (*State, []loadreport.Report) {
+// largeState returns a State of n replicas that all report a skewed mix, and with withLinks their own links: nodes of
+// eight GPUs, joined in pairs.
+func largeState(b *testing.B, n int, withLinks bool) (*State, []loadreport.Report) {
 	b.Helper()
 	rules := Rules{Models: []Model{{
 		Model: resources.Model{Name: "m", Context: 32768}, Edges: policies.BucketEdges(32768, 4),
@@ -62,7 +56,7 @@ var sizes = []int{16, 1000, 10000}
 func BenchmarkReport(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			s, reports := largeState(b, n)
+			s, reports := largeState(b, n, false)
 			i := 0
 			for b.Loop() {
 				s.Step(start, Reported{reports[i%n]})
@@ -73,44 +67,28 @@ func BenchmarkReport(b *testing.B) {
 	}
 }
 
-// BenchmarkPeriod measures one planning period: health, weights, flows, partition,
-// adoption.
+// BenchmarkPeriod measures one planning period: health, weights, flows, partition, adoption. With links every replica
+// reports its own, and those of one replica change in each period.
 func BenchmarkPeriod(b *testing.B) {
-	for _, n := range sizes {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			s, reports := largeState(b, n)
-			now := start
-			for b.Loop() {
-				b.StopTimer()
-				now = now.Add(s.rules.Period)
-				for _, r := range reports {
-					s.registry.Get(r.Replica).ReportedAt = now
+	for _, withLinks := range []bool{false, true} {
+		for _, n := range sizes {
+			b.Run(fmt.Sprintf("%d/links=%v", n, withLinks), func(b *testing.B) {
+				s, reports := largeState(b, n, withLinks)
+				now := start
+				for b.Loop() {
+					b.StopTimer()
+					now = now.Add(s.rules.Period)
+					for _, r := range reports {
+						s.registry.Get(r.Replica).ReportedAt = now
+					}
+					if withLinks {
+						s.resetDistances()
+					}
+					b.StartTimer()
+					settleState(s, now, Tick{})
 				}
-				b.StartTimer()
-				settleState(s, now, Tick{})
-			}
-		})
-	}
-}
-
-// BenchmarkPeriodLinks is BenchmarkPeriod where every replica reports its links, and
-// the links of one replica change in each period.
-func BenchmarkPeriodLinks(b *testing.B) {
-	for _, n := range sizes {
-		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			s, reports := newLargeState(b, n, true)
-			now := start
-			for b.Loop() {
-				b.StopTimer()
-				now = now.Add(s.rules.Period)
-				for _, r := range reports {
-					s.registry.Get(r.Replica).ReportedAt = now
-				}
-				s.resetDistances()
-				b.StartTimer()
-				settleState(s, now, Tick{})
-			}
-		})
+			})
+		}
 	}
 }
 

@@ -1,7 +1,7 @@
 package fleet
 
 import (
-	"context"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -11,80 +11,55 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// countedSaves are Counters that record how they were saved.
-type countedSaves struct {
+// recordedSaves are Counters that record how they were saved. Save returns when hangs, if there is one, is closed.
+type recordedSaves struct {
+	hangs chan struct{}
 	mu    sync.Mutex
 	calls []string
 }
 
-func (c *countedSaves) Load() ([]byte, error) { return nil, nil }
+func (c *recordedSaves) Load() ([]byte, error) { return nil, nil }
 
-func (c *countedSaves) Save([]byte) error { return c.record("save") }
+func (c *recordedSaves) Save([]byte) error {
+	if c.hangs != nil {
+		<-c.hangs
+	}
+	return c.record("save")
+}
 
-func (c *countedSaves) SaveLast(data []byte) error {
+func (c *recordedSaves) SaveLast(data []byte) error {
 	if len(data) == 0 {
 		return c.record("nothing")
 	}
 	return c.record("last")
 }
 
-func (c *countedSaves) record(call string) error {
+func (c *recordedSaves) record(call string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.calls = append(c.calls, call)
 	return nil
 }
 
-// TestLastSave checks that a control plane which stops saves its counters by SaveLast, once and
-// after all others.
+// TestLastSave checks that a control plane which stops saves its counters by SaveLast, once and after all others, and
+// that it stops although its disk hangs.
 func TestLastSave(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		saves := new(countedSaves)
-		f, err := New(Config{
-			Rules: testRules(PolicyDefault), Replicas: replicas([]string{"r0"}), Store: store.New(store.NewMemory()), Publisher: &plane{t: t}, Counters: saves,
+	for _, hangs := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			saves, want, most := new(recordedSaves), []string{"save", "last"}, time.Duration(0)
+			if hangs {
+				saves.hangs, want, most = make(chan struct{}), nil, lastSaveTimeout
+				defer close(saves.hangs)
+			}
+			stop := testkit.Run(t, testkit.Must(New(Config{
+				Rules: testRules(PolicyDefault), Replicas: replicas([]string{"r0"}), Store: store.New(store.NewMemory()), Publisher: &plane{t: t}, Counters: saves,
+			})).Run)
+			time.Sleep(saveInterval + saveInterval/2)
+			stopped := time.Now()
+			stop()
+			if took := time.Since(stopped); took != most || !slices.Equal(saves.calls, want) {
+				t.Errorf("hangs %v: it stopped after %v, want %v; calls %q, want %q", hangs, took, most, saves.calls, want)
+			}
 		})
-		testkit.NoError(t, err)
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- f.Run(ctx) }()
-		time.Sleep(saveInterval + saveInterval/2)
-		cancel()
-		testkit.NoError(t, <-ended)
-		if len(saves.calls) != 2 || saves.calls[0] != "save" || saves.calls[1] != "last" {
-			t.Errorf("calls %q", saves.calls)
-		}
-	})
-}
-
-// hungSaves are Counters whose writes return when release is closed.
-type hungSaves struct {
-	countedSaves
-	release chan struct{}
-}
-
-func (c *hungSaves) Save(data []byte) error {
-	<-c.release
-	return c.countedSaves.Save(data)
-}
-
-// TestLastSaveIsBounded checks that a control plane stops although its disk hangs.
-func TestLastSaveIsBounded(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		saves := &hungSaves{release: make(chan struct{})}
-		defer close(saves.release)
-		f, err := New(Config{
-			Rules: testRules(PolicyDefault), Replicas: replicas([]string{"r0"}), Store: store.New(store.NewMemory()), Publisher: &plane{t: t}, Counters: saves,
-		})
-		testkit.NoError(t, err)
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan error, 1)
-		go func() { ended <- f.Run(ctx) }()
-		time.Sleep(saveInterval + saveInterval/2)
-		cancel()
-		stopped := time.Now()
-		testkit.NoError(t, <-ended)
-		if took := time.Since(stopped); took != lastSaveTimeout {
-			t.Errorf("it stopped after %v, want %v", took, lastSaveTimeout)
-		}
-	})
+	}
 }
