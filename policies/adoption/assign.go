@@ -59,9 +59,9 @@ func (n Assigner) Assign(prev policies.Plan, p policies.Partition, replicas []po
 	}
 	if !n.PackHosts {
 		d.spreadOverHosts(replicas)
-	}
-	if n.Map != nil && !n.PackHosts {
-		n.Map.Improve(d.stages, p.Cuts, n.crossings(p.Cuts))
+		if n.Map != nil {
+			n.Map.Improve(d.stages, p.Cuts, n.crossings(p.Cuts))
+		}
 	}
 	for s := range next.Stages {
 		next.Stages[s].Replicas = d.replicas(s)

@@ -9,6 +9,17 @@ import (
 	"github.com/cascadeinfer/cascade/policies/adoption"
 )
 
+// following returns a machine that adopts what a planner proposes: two stages of one replica each, at a cost beside the 100 of
+// one stage, which is in force.
+func following(best float64) (*adoption.Machine, adoption.Input) {
+	s := &script{Cuts: []policies.Tokens{100}, Counts: []int{1, 1}, Best: best, One: 100, Present: 100, Iterations: []float64{1}}
+	in := adoption.Input{Model: "m", Replicas: namedReplicas(2), Plan: policies.OneStagePlan("m", []policies.ReplicaID{"a", "b"})}
+	in.Plan.Epoch = 1
+	in.Workload.Flow = policies.NewFlow([]policies.Tokens{0, 100})
+	in.Workload.Flow.Seen, in.Now = 1, 10
+	return testkit.Must(adoption.New(adoption.Config{Planner: s, Adopt: adoption.Always, Seen: 1, Period: 10})), in
+}
+
 // TestFollowNeedsEvidence checks that a proposal which saves a tenth is adopted if the requests
 // of a period are enough to show it: with a hundred of them, two standard errors are a fifth,
 // with a thousand 6 %, and fewer if most of the work is that of a few long requests.
@@ -25,16 +36,9 @@ func TestFollowNeedsEvidence(t *testing.T) {
 	} {
 		// Whatever the work is made of.
 		for part := range 4 {
-			s := &script{Cuts: []policies.Tokens{100}, Counts: []int{1, 1}, Best: 90, One: 100, Present: 100, Iterations: []float64{1}}
-			m, err := adoption.New(adoption.Config{Planner: s, Adopt: adoption.Always, Seen: 1, Period: 10})
-			testkit.NoError(t, err)
-			in := adoption.Input{Model: "m", Replicas: []policies.Replica{{ID: "a", Model: "m"}, {ID: "b", Model: "m"}}}
+			m, in := following(90)
 			in.Workload.Cost = cost
-			in.Workload.Flow = policies.NewFlow([]policies.Tokens{0, 100})
-			in.Plan = m.Step(in).Plan
-			in.Plan.Epoch++
 			f := in.Workload.Flow
-			in.Workload.Flow.Seen, in.Now = 1, 10
 			in.Workload.Snapshot = []policies.Batch{{N: 1}, {N: 1}}
 			copy([][]float64{f.Tokens, f.Reads, f.Prefill, f.Prefill2}[part], []float64{50, 50})
 			copy(f.Arrivals, []float64{c.short / 10, 0})
@@ -49,13 +53,7 @@ func TestFollowNeedsEvidence(t *testing.T) {
 // TestFollowIdle checks that no plan is made for no work.
 func TestFollowIdle(t *testing.T) {
 	for n, reason := range map[float64]adoption.Reason{0: adoption.WarmingUp, 1: adoption.NewProposal} {
-		s := &script{Cuts: []policies.Tokens{100}, Counts: []int{1, 1}, Best: 50, One: 100, Present: 100, Iterations: []float64{1}}
-		m := testkit.Must(adoption.New(adoption.Config{Planner: s, Adopt: adoption.Always, Seen: 1, Period: 10}))
-		in := adoption.Input{Model: "m", Replicas: []policies.Replica{{ID: "a", Model: "m"}, {ID: "b", Model: "m"}}}
-		in.Plan = m.Step(in).Plan
-		in.Plan.Epoch++
-		in.Workload.Flow = policies.NewFlow([]policies.Tokens{0, 100})
-		in.Workload.Flow.Seen, in.Now = 1, 10
+		m, in := following(50)
 		in.Workload.Snapshot = []policies.Batch{{N: n}, {}}
 		if d := m.Step(in); d.Reason != reason {
 			t.Errorf("%v requests in flight: %s, want %s", n, d.Reason, reason)
@@ -83,17 +81,12 @@ func TestFirstPlanIsFollowed(t *testing.T) {
 		{"a proposal of fewer stages did not come into force", []first{{2, 4}, {1, 5}}, adoption.NewProposal},
 		{"a proposal of more stages did not come into force", []first{{2, 4}, {3, 5}}, adoption.SmallGain},
 	} {
-		s := &script{Cuts: []policies.Tokens{100}, Counts: []int{1, 1}, Best: 90, One: 100, Present: 100}
-		m := testkit.Must(adoption.New(adoption.Config{Planner: s, Adopt: adoption.Always, Seen: 1, Period: 10}))
+		m, in := following(90)
 		for _, f := range c.first {
 			m.ChooseFirst(policies.Partition{Cuts: make([]policies.Tokens, f.stages-1), Counts: make([]int, f.stages)}, f.replaces)
 		}
-		in := adoption.Input{Model: "m", Replicas: []policies.Replica{{ID: "a", Model: "m"}, {ID: "b", Model: "m"}}}
-		in.Plan = policies.OneStagePlan("m", []policies.ReplicaID{"a", "b"})
 		in.Plan.Epoch = 5
 		in.Workload.Cost = policies.Cost{D0: 1, D1: 1}
-		in.Workload.Flow = policies.NewFlow([]policies.Tokens{0, 100})
-		in.Workload.Flow.Seen = 1
 		copy(in.Workload.Flow.Tokens, []float64{50, 50})
 		copy(in.Workload.Flow.Arrivals, []float64{5, 5}) // a hundred in a period show a gain of a fifth
 		if d := m.Step(in); d.Reason != c.reason {

@@ -58,14 +58,8 @@ func TestInvariants(t *testing.T) {
 	reasons := make(map[adoption.Reason]int)
 	for range 60 {
 		c := adoption.Config{Planner: partition.Exact{}}
-		m, err := adoption.New(c)
-		testkit.NoError(t, err)
-		twin, err := adoption.New(c)
-		testkit.NoError(t, err)
-		in := adoption.Input{Model: "m", Workload: workload(rng)}
-		for i := range 8 {
-			in.Replicas = append(in.Replicas, policies.Replica{ID: policies.ReplicaID(fmt.Sprint("r", i)), Model: "m"})
-		}
+		m, twin := testkit.Must(adoption.New(c)), testkit.Must(adoption.New(c))
+		in := adoption.Input{Model: "m", Workload: workload(rng), Replicas: namedReplicas(8)}
 		for range 120 {
 			in.Now += 12 * rng.Float64()
 			in.Workload.Flow.Seen += uint64(rng.IntN(200))
@@ -123,12 +117,8 @@ func TestInvariants(t *testing.T) {
 func BenchmarkStep(b *testing.B) {
 	for _, replicas := range []int{16, 1024} {
 		b.Run(fmt.Sprintf("replicas=%d", replicas), func(b *testing.B) {
-			m, err := adoption.New(adoption.Config{Planner: partition.Exact{}})
-			testkit.NoError(b, err)
-			in := adoption.Input{Model: "m", Workload: policytest.ChatWorkload(policies.BucketEdges(131072, 4), replicas, 0.5, 1)}
-			for i := range replicas {
-				in.Replicas = append(in.Replicas, policies.Replica{ID: policies.ReplicaID(fmt.Sprint("r", i)), Model: "m"})
-			}
+			m := testkit.Must(adoption.New(adoption.Config{Planner: partition.Exact{}}))
+			in := adoption.Input{Model: "m", Workload: policytest.ChatWorkload(policies.BucketEdges(131072, 4), replicas, 0.5, 1), Replicas: namedReplicas(replicas)}
 			b.ReportAllocs()
 			for b.Loop() {
 				in.Now += 10
@@ -165,40 +155,24 @@ func (broken) Partition(policies.Workload) (policies.Partition, error) {
 	return policies.Partition{}, &policies.Violation{Subject: "workload", Invariant: "broken"}
 }
 
-// TestInForce checks what a decision shows of a plan in force: its price without the headroom
+// TestInForce checks what a decision shows of a plan in force, adopted or not: its price without the headroom
 // that new plans need, the planner's proposal, and why the planner refuses the workload.
 func TestInForce(t *testing.T) {
-	in := adoption.Input{Model: "m", Workload: policytest.ChatWorkload(policies.BucketEdges(16384, 1), 4, 0.6, 1), Plan: policies.OneStagePlan("m", []policies.ReplicaID{"a", "b", "c", "d"})}
-	for _, id := range in.Plan.Stages[0].Replicas {
-		in.Replicas = append(in.Replicas, policies.Replica{ID: id, Model: "m"})
-	}
+	in := adoption.Input{Model: "m", Workload: policytest.ChatWorkload(policies.BucketEdges(16384, 1), 4, 0.6, 1), Replicas: namedReplicas(4)}
+	in.Plan = policies.OneStagePlan("m", ids(in.Replicas))
+	w := in.Workload
+	w.Replicas = len(in.Replicas)
+	best := testkit.Must(partition.Exact{}.Partition(w))
 	for _, rule := range []adoption.Rule{adoption.ByGain, adoption.Always} {
 		if d := testkit.Must(adoption.New(adoption.Config{Planner: broken{}, Adopt: rule})).Step(in); d.Err == nil || d.Reason != adoption.InvalidWorkload {
 			t.Errorf("a refused workload gives %s, %v", d.Reason, d.Err)
 		}
-		if d := testkit.Must(adoption.New(adoption.Config{Planner: partition.Exact{}, Adopt: rule})).Step(in); len(d.Proposal.Counts) == 0 {
-			t.Errorf("adopt %s: no proposal is shown", rule)
+		if d := testkit.Must(adoption.New(adoption.Config{Planner: partition.Exact{}, Adopt: rule})).Step(in); !reflect.DeepEqual(d.Proposal, best) || rule == adoption.ByGain && d.Present.Cost != best.OneStage {
+			t.Errorf("adopt %s: proposal %+v, want %+v; the plan in force costs %v", rule, d.Proposal, best, d.Present.Cost)
 		}
 	}
 	in.Workload.Limits.Utilisation = 0.1
 	if d := testkit.Must(adoption.New(adoption.Config{Planner: partition.Exact{}})).Step(in); d.Reason != adoption.Infeasible || math.IsInf(d.Present.Cost, 1) {
 		t.Errorf("without headroom the plan in force costs %v: %s", d.Present.Cost, d.Reason)
-	}
-}
-
-// TestDecisionShowsProposal checks that a decision has the planner's proposal and the price
-// of the plan in force, adopted or not.
-func TestDecisionShowsProposal(t *testing.T) {
-	w := policytest.ChatWorkload(policies.BucketEdges(16384, 1), 8, 0.5, 1)
-	w.Flow.Seen = 5000
-	var fleet []policies.Replica
-	for i := range 8 {
-		fleet = append(fleet, policies.Replica{ID: policies.ReplicaID(rune('a' + i)), Model: "m"})
-	}
-	m := testkit.Must(adoption.New(adoption.Config{Planner: partition.Exact{}}))
-	d := m.Step(adoption.Input{Plan: policies.OneStagePlan("m", ids(fleet)), Replicas: fleet, Workload: w})
-	w.Replicas = len(fleet)
-	if best := testkit.Must(partition.Exact{}.Partition(w)); !reflect.DeepEqual(d.Proposal, best) || d.Present.Cost != best.OneStage {
-		t.Errorf("%s: proposal %+v, want %+v; the plan in force costs %v", d.Reason, d.Proposal, best, d.Present.Cost)
 	}
 }

@@ -161,14 +161,17 @@ func ids(fleet []policies.Replica) (out []policies.ReplicaID) {
 }
 
 // TestLaterStagesFindEveryHost checks that the first stages take from the host with the
-// most replicas left, so that a stage of two is on two hosts.
+// most replicas left, so that a stage of two is on two hosts, and that a stage takes of each host before it takes two.
 func TestLaterStagesFindEveryHost(t *testing.T) {
-	for _, c := range []struct{ hosts, want string }{{"aaab", "a a ab"}, {"abbb", "b b ab"}, {"abcc", "c a bc"}} {
+	for _, c := range []struct {
+		hosts, want string
+		counts      []int
+	}{{"aaab", "a a ab", []int{1, 1, 2}}, {"abbb", "b b ab", []int{1, 1, 2}}, {"abcc", "c a bc", []int{1, 1, 2}}, {"aaaabb", "ab aaab", []int{2, 4}}} {
 		var fleet []policies.Replica
 		for i, h := range c.hosts {
 			fleet = append(fleet, policies.Replica{ID: policies.ReplicaID(fmt.Sprint("r", i)), Model: "m", Host: string(h)})
 		}
-		plan := assign(policies.OneStagePlan("m", ids(fleet)), policies.Partition{Cuts: []policies.Tokens{100, 200}, Counts: []int{1, 1, 2}}, fleet)
+		plan := assign(policies.OneStagePlan("m", ids(fleet)), policies.Partition{Cuts: []policies.Tokens{100, 200}[:len(c.counts)-1], Counts: c.counts}, fleet)
 		var got []string
 		for _, s := range plan.Stages {
 			hosts := ""
