@@ -1,7 +1,6 @@
 package place_test
 
 import (
-	"math/rand/v2"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -71,41 +70,5 @@ func TestPlace(t *testing.T) {
 	never := place.Policy{Prefix: policies.Unbounded}
 	if got := never.Place(fleet(func(a *policies.Arrival) { a.Own.Prefix, a.Peers[0].Prefix = 7, 1<<40 })); got != "" {
 		t.Errorf("prefix switched off: %q", got)
-	}
-}
-
-// TestHopsEnd follows forwards through random fleets: at most one, never to a
-// replica that drains, never to a stage that is too short.
-func TestHopsEnd(t *testing.T) {
-	rng := rand.New(rand.NewPCG(1, 9))
-	forwards := 0
-	for range 5000 {
-		var sites []site
-		low := policies.Tokens(0)
-		for i := range 1 + rng.IntN(6) {
-			s := site{ID: policies.ReplicaID(rune('a' + i)), Low: low, High: low + policies.Tokens(1+rng.IntN(3000)),
-				Waiting: policies.Tokens(rng.IntN(20000)), Prefix: policies.Tokens(rng.IntN(3000)), Draining: rng.IntN(4) == 0}
-			if rng.IntN(2) == 0 {
-				low = s.High
-			}
-			sites = append(sites, s)
-		}
-		a := policies.Arrival{Request: policies.Request{Input: policies.Tokens(rng.IntN(8000)), Estimated: rng.IntN(2) == 0}, Own: sites[0], Peers: sites}
-		id := place.Policy{}.Place(a)
-		if id == "" {
-			continue
-		}
-		forwards++
-		to := sites[id[0]-'a']
-		if to.Draining || to.ID == a.Own.ID || to.High <= a.Request.Input {
-			t.Fatalf("%+v forwarded to %+v", a, to)
-		}
-		a.Hops, a.Own = 1, to
-		if again := (place.Policy{}).Place(a); again != "" {
-			t.Fatalf("forwarded again to %s", again)
-		}
-	}
-	if forwards < 500 {
-		t.Errorf("only %d forwards", forwards)
 	}
 }

@@ -17,32 +17,6 @@ func newPriced() *priced { return &priced{View: NewView(testEngine, 0)} }
 
 func (p *priced) price(now policies.Micros, w Waiting) int64 { return p.Price(now, w, &p.scratch) }
 
-func TestViewPrices(t *testing.T) {
-	v, w := newPriced(), Waiting{Length: 2000}.Weigh(100)
-	idle, other := v.price(0, w), newPriced()
-	if idle <= 0 {
-		t.Fatalf("an idle replica costs %v", idle)
-	}
-	v.Send(0, w)
-	if busy := v.price(0, w); busy <= idle {
-		t.Errorf("a replica that was sent a request costs %v, an idle one %v", busy, idle)
-	}
-	cached := w
-	cached.Cached = 1500
-	if p := other.price(0, cached); p >= idle {
-		t.Errorf("with most of the prompt cached a request costs %v, else %v", p, idle)
-	}
-	later := w
-	later.Ready = policies.Second
-	if p := other.price(0, later); p <= idle {
-		t.Errorf("a request that can start in a second costs %v, one that can start now %v", p, idle)
-	}
-	// All has ended an hour later.
-	if p := v.price(3600*policies.Second, w); p < idle-1 || p > idle+1 {
-		t.Errorf("an hour later the replica costs %v, an idle one %v", p, idle)
-	}
-}
-
 // TestViewKeepsSends checks which sends a report is taken to include.
 func TestViewKeepsSends(t *testing.T) {
 	v, w := newPriced(), Waiting{Length: 2000}.Weigh(100)
@@ -66,28 +40,6 @@ func TestViewWaitsForIteration(t *testing.T) {
 	want := idle + int64((w.Weight+w.FirstWeight)*1e9*v.state.congestion(2000))
 	if p := v.price(0, w); p < want-1 || p > want+1 {
 		t.Errorf("a second before an iteration ends a request costs %v, not %v", p, want)
-	}
-}
-
-// TestCongestionCounts checks that a delay costs more where iterations take longer, by the square root. Requests that
-// wait, and the one that is priced, count as if they ran.
-func TestCongestionCounts(t *testing.T) {
-	e := Engine{Cost: policies.Cost{D0: 0.01, D1: 0.01}, Batch: 16, Chunk: 8192, KV: 100_000}
-	for _, c := range []struct {
-		running, waiting int
-		want             float64
-	}{{0, 0, math.Sqrt2}, {6, 0, math.Sqrt(8)}, {2, 4, math.Sqrt(8)}} {
-		var m Model
-		m.Reset(&e, 0)
-		for range c.running {
-			m.AddRunning(Running{Count: 1, Length: 100, Longest: 100, Remaining: 10})
-		}
-		for range c.waiting {
-			m.AddWaiting(Waiting{Length: 100})
-		}
-		if got := m.congestion(100); math.Abs(got-c.want) > 1e-9 {
-			t.Errorf("%d run and %d wait: a factor of %v, want %v", c.running, c.waiting, got, c.want)
-		}
 	}
 }
 
