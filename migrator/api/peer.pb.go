@@ -1142,8 +1142,7 @@ type Transfer struct {
 	Mode        uint32                 `protobuf:"varint,8,opt,name=mode,proto3" json:"mode,omitempty"`
 	Round       uint32                 `protobuf:"varint,9,opt,name=round,proto3" json:"round,omitempty"`
 	Failure     uint32                 `protobuf:"varint,10,opt,name=failure,proto3" json:"failure,omitempty"`
-	Fingerprint uint64                 `protobuf:"varint,11,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"`                 // of the engines' block layout
-	TokenBytes  uint64                 `protobuf:"varint,12,opt,name=token_bytes,json=tokenBytes,proto3" json:"token_bytes,omitempty"` // not sent by this version
+	Fingerprint uint64                 `protobuf:"varint,11,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"` // of the engines' block layout
 	BlockTokens uint32                 `protobuf:"varint,13,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
 	VersionMin  uint32                 `protobuf:"varint,14,opt,name=version_min,json=versionMin,proto3" json:"version_min,omitempty"`
 	VersionMax  uint32                 `protobuf:"varint,15,opt,name=version_max,json=versionMax,proto3" json:"version_max,omitempty"`
@@ -1152,14 +1151,12 @@ type Transfer struct {
 	From        uint64                 `protobuf:"varint,18,opt,name=from,proto3" json:"from,omitempty"`            // first position of ids and blocks
 	Computed    uint64                 `protobuf:"varint,19,opt,name=computed,proto3" json:"computed,omitempty"`
 	Length      uint64                 `protobuf:"varint,20,opt,name=length,proto3" json:"length,omitempty"`
-	FirstBlock  uint32                 `protobuf:"varint,21,opt,name=first_block,json=firstBlock,proto3" json:"first_block,omitempty"`
 	Ids         []uint32               `protobuf:"varint,22,rep,packed,name=ids,proto3" json:"ids,omitempty"`
 	Blocks      []uint32               `protobuf:"varint,23,rep,packed,name=blocks,proto3" json:"blocks,omitempty"`
 	Sums        []uint32               `protobuf:"varint,24,rep,packed,name=sums,proto3" json:"sums,omitempty"`               // crc32 (IEEE) of each region of each of blocks, block by block
 	IdsHash     uint64                 `protobuf:"varint,25,opt,name=ids_hash,json=idsHash,proto3" json:"ids_hash,omitempty"` // of ids [0, length)
 	Cached      uint64                 `protobuf:"varint,26,opt,name=cached,proto3" json:"cached,omitempty"`
 	Generation  uint64                 `protobuf:"varint,27,opt,name=generation,proto3" json:"generation,omitempty"`
-	Prompt      uint64                 `protobuf:"varint,28,opt,name=prompt,proto3" json:"prompt,omitempty"`
 	// Committed of a reprompt: microseconds between the front end's cut and the first token
 	// of the new holder; 0 if unknown.
 	StallMicros uint64 `protobuf:"varint,29,opt,name=stall_micros,json=stallMicros,proto3" json:"stall_micros,omitempty"`
@@ -1281,13 +1278,6 @@ func (x *Transfer) GetFingerprint() uint64 {
 	return 0
 }
 
-func (x *Transfer) GetTokenBytes() uint64 {
-	if x != nil {
-		return x.TokenBytes
-	}
-	return 0
-}
-
 func (x *Transfer) GetBlockTokens() uint32 {
 	if x != nil {
 		return x.BlockTokens
@@ -1344,13 +1334,6 @@ func (x *Transfer) GetLength() uint64 {
 	return 0
 }
 
-func (x *Transfer) GetFirstBlock() uint32 {
-	if x != nil {
-		return x.FirstBlock
-	}
-	return 0
-}
-
 func (x *Transfer) GetIds() []uint32 {
 	if x != nil {
 		return x.Ids
@@ -1389,13 +1372,6 @@ func (x *Transfer) GetCached() uint64 {
 func (x *Transfer) GetGeneration() uint64 {
 	if x != nil {
 		return x.Generation
-	}
-	return 0
-}
-
-func (x *Transfer) GetPrompt() uint64 {
-	if x != nil {
-		return x.Prompt
 	}
 	return 0
 }
@@ -1656,7 +1632,7 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\bArrivals\x12?\n" +
 	"\brequests\x18\x01 \x03(\v2#.cascade.migrator.v1.WaitingRequestR\brequests\"-\n" +
 	"\tHeartbeat\x12\x1a\n" +
-	"\bsequence\x18\x01 \x01(\x04R\bsequenceJ\x04\b\x02\x10\x03\"\xec\a\n" +
+	"\bsequence\x18\x01 \x01(\x04R\bsequenceJ\x04\b\x02\x10\x03\"\xa4\a\n" +
 	"\bTransfer\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x16\n" +
 	"\x06seller\x18\x02 \x01(\tR\x06seller\x12\x16\n" +
@@ -1669,9 +1645,7 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\x05round\x18\t \x01(\rR\x05round\x12\x18\n" +
 	"\afailure\x18\n" +
 	" \x01(\rR\afailure\x12 \n" +
-	"\vfingerprint\x18\v \x01(\x04R\vfingerprint\x12\x1f\n" +
-	"\vtoken_bytes\x18\f \x01(\x04R\n" +
-	"tokenBytes\x12!\n" +
+	"\vfingerprint\x18\v \x01(\x04R\vfingerprint\x12!\n" +
 	"\fblock_tokens\x18\r \x01(\rR\vblockTokens\x12\x1f\n" +
 	"\vversion_min\x18\x0e \x01(\rR\n" +
 	"versionMin\x12\x1f\n" +
@@ -1683,9 +1657,7 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"transports\x12\x12\n" +
 	"\x04from\x18\x12 \x01(\x04R\x04from\x12\x1a\n" +
 	"\bcomputed\x18\x13 \x01(\x04R\bcomputed\x12\x16\n" +
-	"\x06length\x18\x14 \x01(\x04R\x06length\x12\x1f\n" +
-	"\vfirst_block\x18\x15 \x01(\rR\n" +
-	"firstBlock\x12\x10\n" +
+	"\x06length\x18\x14 \x01(\x04R\x06length\x12\x10\n" +
 	"\x03ids\x18\x16 \x03(\rR\x03ids\x12\x16\n" +
 	"\x06blocks\x18\x17 \x03(\rR\x06blocks\x12\x12\n" +
 	"\x04sums\x18\x18 \x03(\rR\x04sums\x12\x19\n" +
@@ -1693,14 +1665,13 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\x06cached\x18\x1a \x01(\x04R\x06cached\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x1b \x01(\x04R\n" +
-	"generation\x12\x16\n" +
-	"\x06prompt\x18\x1c \x01(\x04R\x06prompt\x12!\n" +
+	"generation\x12!\n" +
 	"\fstall_micros\x18\x1d \x01(\x04R\vstallMicros\x12\x14\n" +
 	"\x05trace\x18\x1e \x01(\tR\x05trace\x12>\n" +
 	"\tconnector\x18\x1f \x01(\v2 .cascade.migrator.v1.KVConnectorR\tconnector\x12K\n" +
 	"\x10target_connector\x18  \x01(\v2 .cascade.migrator.v1.KVConnectorR\x0ftargetConnector\x12\x1f\n" +
 	"\vengine_busy\x18! \x01(\bR\n" +
-	"engineBusy\"|\n" +
+	"engineBusyJ\x04\b\f\x10\rJ\x04\b\x15\x10\x16J\x04\b\x1c\x10\x1d\"|\n" +
 	"\vKVConnector\x12\x1a\n" +
 	"\bpresence\x18\x01 \x01(\rR\bpresence\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12%\n" +

@@ -31,7 +31,6 @@ type Table struct {
 	BlockTokens int
 	Blocks      []uint32 // of positions [from, Computed), and those before from in the same block
 	Cached      int      // prompt tokens that were found in the prefix cache
-	Prompt      int      // positions that this engine received as the prompt
 }
 
 // Reserve reserves blocks for at least so many tokens, under a name that is unique for the

@@ -46,7 +46,7 @@ func (s *session) decodeTable(r *api.Answer, from int) (Table, error) {
 	}
 	return Table{
 		Generation: r.Generation, Computed: int(r.Computed), Length: int(r.Length), IDs: r.IDs,
-		BlockTokens: s.table.BlockTokens, Blocks: r.Blocks, Cached: int(r.Cached), Prompt: int(r.Prompt),
+		BlockTokens: s.table.BlockTokens, Blocks: r.Blocks, Cached: int(r.Cached),
 	}, nil
 }
 

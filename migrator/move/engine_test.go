@@ -337,7 +337,7 @@ func (e *engine) find(leg string) (*seq, error) {
 }
 
 func (e *engine) table(q *seq, from int) kvport.Table {
-	t := kvport.Table{Generation: q.generation, Computed: q.computed, Length: len(q.ids), Prompt: q.prompt, BlockTokens: blockTokens}
+	t := kvport.Table{Generation: q.generation, Computed: q.computed, Length: len(q.ids), BlockTokens: blockTokens}
 	if from <= len(q.ids) {
 		t.IDs = slices.Clone(q.ids[from:])
 	}

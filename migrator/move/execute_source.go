@@ -156,7 +156,7 @@ func (m *Executor) enqueueTableCall(a Action, ask func(ctx context.Context, leg 
 		t, part, err := ask(ctx, x.leg, from)
 		at := time.Now()
 		ev := Event{Kind: answer, Deal: a.Deal, Partial: part, Table: &Table{IDs: t.IDs, Blocks: t.Blocks},
-			Span: Span{From: a.Span.From, Computed: uint64(t.Computed), Length: uint64(t.Length), Generation: t.Generation, Prompt: uint64(t.Prompt), Cached: uint64(t.Cached)}}
+			Span: Span{From: a.Span.From, Computed: uint64(t.Computed), Length: uint64(t.Length), Generation: t.Generation, Cached: uint64(t.Cached)}}
 		if err == nil {
 			ev.Table.Sums, err = transport.ChecksumBlocks(m.cfg.Engine, t.Blocks)
 		}

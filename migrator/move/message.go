@@ -160,6 +160,5 @@ type Span struct {
 	From, Computed, Length uint64
 	Generation             uint64      // of the source's blocks
 	Hash                   prefix.Hash // of ids [0, Length); Manifest and Commit
-	Prompt                 uint64      // positions of the client's prompt, as the leg received it
 	Cached                 uint64      // prompt positions that were found in a prefix cache
 }

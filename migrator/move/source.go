@@ -214,7 +214,7 @@ func (m *Machine) sendCommit(x *exportState) {
 	x.state, x.deadline = committing, 0
 	x.retry, x.queryFrom = m.now+retryInterval, m.now+m.cfg.PeerTimeout
 	x.last = Message{Kind: Commit, To: x.request.FrontEnd, Deal: x.deal, Request: x.request.ID, Epoch: x.request.Epoch, Target: x.target, Mode: x.mode, TargetConnector: x.connector,
-		Span: Span{Length: span.Length, Hash: span.Hash, Cached: span.Cached, Prompt: span.Prompt}}
+		Span: Span{Length: span.Length, Hash: span.Hash, Cached: span.Cached}}
 	m.send(x.last)
 }
 

@@ -26,15 +26,12 @@ func encode(m Message) *api.Transfer {
 		FrontEnd: string(m.FrontEnd), Target: string(m.Target), Mode: uint32(m.Mode), Round: m.Round, Failure: uint32(m.Failure),
 		Fingerprint: m.Engine.Fingerprint, BlockTokens: m.Engine.BlockTokens,
 		VersionMin: m.VersionMin, VersionMax: m.VersionMax, Transports: m.Transports,
-		From: m.Span.From, Computed: m.Computed, Length: m.Length, IdsHash: uint64(m.Hash), Cached: m.Cached, Generation: m.Generation, Prompt: m.Prompt,
+		From: m.Span.From, Computed: m.Computed, Length: m.Length, IdsHash: uint64(m.Hash), Cached: m.Cached, Generation: m.Generation,
 		StallMicros: uint64(max(0, m.Stall)), Connector: encodeConnector(m.Connector), TargetConnector: encodeConnector(m.TargetConnector), EngineBusy: m.EngineBusy,
 	}
 	t.Offers = transport.EncodeOffers(m.Offers)
 	if m.Table != nil {
 		t.Ids, t.Blocks, t.Sums = m.Table.IDs, m.Table.Blocks, m.Table.Sums
-		if m.Engine.BlockTokens > 0 {
-			t.FirstBlock = uint32(m.Span.From / uint64(m.Engine.BlockTokens))
-		}
 	}
 	return t
 }
@@ -47,7 +44,7 @@ func decode(from, to policies.ReplicaID, t *api.Transfer) (Message, error) {
 		Engine:     KVFormat{Fingerprint: t.GetFingerprint(), BlockTokens: t.GetBlockTokens()},
 		VersionMin: t.GetVersionMin(), VersionMax: t.GetVersionMax(), Transports: t.GetTransports(),
 		Stall: policies.Micros(min(t.GetStallMicros(), maxStall)), Connector: decodeConnector(t.GetConnector()), TargetConnector: decodeConnector(t.GetTargetConnector()), EngineBusy: t.GetEngineBusy(),
-		Span: Span{From: t.GetFrom(), Computed: t.GetComputed(), Length: t.GetLength(), Hash: prefix.Hash(t.GetIdsHash()), Cached: t.GetCached(), Generation: t.GetGeneration(), Prompt: t.GetPrompt()},
+		Span: Span{From: t.GetFrom(), Computed: t.GetComputed(), Length: t.GetLength(), Hash: prefix.Hash(t.GetIdsHash()), Cached: t.GetCached(), Generation: t.GetGeneration()},
 	}
 	switch {
 	case m.Deal.Seller == "":

@@ -20,7 +20,7 @@ func full(k Kind) Message {
 	m := Message{Kind: k, From: "b", To: "a", Deal: bidask.Deal{Seller: "b/x", Number: 7}, Round: 3, Failure: PeerTimeout, Epoch: 9, Request: "f/1", FrontEnd: "f", Target: "a",
 		Mode: Live, Engine: KVFormat{Fingerprint: 1 << 63, BlockTokens: 16}, VersionMin: 1, VersionMax: 2, Transports: []string{"shm", "tcp"},
 		Offers: []transport.Offer{{Transport: "tcp", Address: "host:1", Ticket: [transport.TicketSize]byte{1, 2, 15: 9}, Source: "b"}},
-		Span:   Span{From: 32, Computed: 99, Length: 100, Generation: 4, Hash: 1<<64 - 1, Prompt: 50, Cached: 16}, Stall: 31_000,
+		Span:   Span{From: 32, Computed: 99, Length: 100, Generation: 4, Hash: 1<<64 - 1, Cached: 16}, Stall: 31_000,
 		Connector: engineinfo.KVConnector{Presence: engineinfo.Present, Name: "nixl", Version: "0.32.0", Layout: "block_size=16"}, TargetConnector: engineinfo.KVConnector{Presence: engineinfo.Absent}, EngineBusy: true}
 	if k == Round || k == Manifest {
 		m.Table = &Table{IDs: []uint32{1, 2}, Blocks: []uint32{3}, Sums: []uint32{4, 5}}
