@@ -96,6 +96,12 @@ func TestMarketIsNotified(t *testing.T) {
 		if m := b.waitForEnd(t); m.Failure != "unknown to the peer" {
 			t.Errorf("%+v", m)
 		}
+		// The market gives a reservation up before its import: end finds none.
+		if k := ask(b, bidask.Action{Kind: bidask.Reserve, Deal: deal(4), Peer: "a", Migration: policies.Migration{Request: "a/1", Length: 100}}); k != bidask.Reserved {
+			t.Errorf("another hundred tokens: %v", k)
+		}
+		b.executor.Execute(bidask.Action{Kind: bidask.Release, Deal: deal(4)})
+		delete(b.events, deal(4)) // which expects no end of a transfer
 		// Actions in the wrong order do nothing.
 		for _, k := range []bidask.ActionKind{bidask.Abort, bidask.Release, bidask.Send, bidask.Return} {
 			a.executor.Execute(bidask.Action{Kind: k, Deal: deal(9)})

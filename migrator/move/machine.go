@@ -84,9 +84,6 @@ func (m *Machine) Step(ev Event) []Action {
 
 // receive passes a message to the handler of its role.
 func (m *Machine) receive(msg Message) {
-	if msg.From == "" || msg.To != m.cfg.Self || msg.Deal.Seller == "" {
-		return
-	}
 	switch msg.Kind {
 	case Open, Pulled, Pulling, Ready:
 		if msg.Deal.Seller == m.cfg.Self {

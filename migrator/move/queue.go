@@ -61,7 +61,7 @@ func (m *Executor) enqueue(k key, j job) {
 			case i == 0 && o.cancellable():
 				l.cancelled = true
 				l.cancel()
-			case i > 0 && o.cancellable():
+			case o.cancellable():
 				continue
 			}
 			kept = append(kept, o)
