@@ -338,10 +338,7 @@ func (c *Client) greet(conn *net.UnixConn) (*session, error) {
 func receiveWelcome(conn *net.UnixConn) (*api.Welcome, []*os.File, error) {
 	// The descriptors come with the first byte.
 	first, rights := make([]byte, 1), make([]byte, unix.CmsgSpace(4*api.MaxHandles))
-	n, m, flags, _, err := conn.ReadMsgUnix(first, rights)
-	if err == nil && n == 0 {
-		err = io.EOF
-	}
+	_, m, flags, _, err := conn.ReadMsgUnix(first, rights)
 	if err != nil {
 		return nil, nil, fmt.Errorf("kv.sock: no welcome: %w", err)
 	}

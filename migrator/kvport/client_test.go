@@ -386,6 +386,7 @@ func TestTables(t *testing.T) {
 
 // A freeze that fails in any way leaves nothing frozen.
 func TestFailedFreezeIsUndone(t *testing.T) {
+	var f *fakeEngine
 	for _, x := range []struct {
 		name  string
 		table func(context.Context, *api.Call) (*api.Answer, error)
@@ -405,10 +406,15 @@ func TestFailedFreezeIsUndone(t *testing.T) {
 		{"waiting", func(context.Context, *api.Call) (*api.Answer, error) {
 			return nil, api.Refuse(api.NotComputed, "waiting")
 		}, ErrNotComputed, 0},
+		{"engine gone", func(context.Context, *api.Call) (*api.Answer, error) {
+			f.stop()
+			return nil, errors.New("the connection has ended")
+		}, ErrUnavailable, 0},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			thaws := make(chan string, 9)
-			c := newConnected(t, &fakeEngine{table: x.table, thaw: func(r *api.Call) error { thaws <- r.Leg; return nil }})
+			f = &fakeEngine{table: x.table, thaw: func(r *api.Call) error { thaws <- r.Leg; return nil }}
+			c := newConnected(t, f)
 			ctx := t.Context()
 			if x.want == context.DeadlineExceeded {
 				late, cancel := context.WithTimeout(ctx, 100*time.Millisecond)

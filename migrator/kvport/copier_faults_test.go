@@ -175,6 +175,15 @@ func TestDeadline(t *testing.T) {
 				return nil, ctx.Err()
 			}
 		},
+		"at the own engine": func(w *world) {
+			w.b.gate = func(call string) error {
+				if call == "commit" {
+					time.Sleep(50 * time.Millisecond) // longer than the request lives
+					return refused
+				}
+				return nil
+			}
+		},
 		"at the end of the transport": func(w *world) {
 			w.afterPull = func(ctx context.Context) error {
 				<-ctx.Done()

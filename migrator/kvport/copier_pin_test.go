@@ -19,31 +19,6 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// An engine that does not answer does not keep Pull: the caller goes on, and the reservation is released when the
-// engine answers again.
-func TestEngineHangs(t *testing.T) {
-	w := start(t, nil)
-	w.a.compute(prefix(24, 1))
-	hangs := make(chan struct{})
-	w.b.gate = func(call string) error {
-		if call == "commit" {
-			<-hangs
-		}
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	if _, err := w.puller.Pull(ctx, "a", prefix(24, 1)); !errors.Is(err, context.DeadlineExceeded) {
-		t.Error(err)
-	}
-	if w.b.pinned() == 0 {
-		t.Error("nothing is reserved although the engine hangs")
-	}
-	close(hangs)
-	w.waitUnpinned(t)
-	w.b.check(t, prefix(24, 1))
-}
-
 // slowEngine is an engine that makes a pin when it is let go, whether or not the call has been cancelled by then, as
 // an engine behind a connection does.
 type slowEngine struct {

@@ -60,8 +60,5 @@ func (c *Client) mapDeviceMemory(w *api.Welcome, files []*os.File) (*transport.M
 	if err != nil {
 		return nil, fmt.Errorf("it is on a device: %w", err)
 	}
-	if m.Unmap == nil {
-		m.Unmap = func() {}
-	}
 	return m, nil
 }
