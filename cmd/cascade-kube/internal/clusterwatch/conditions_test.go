@@ -129,9 +129,7 @@ func TestConditionsOfPodsThatAreGone(t *testing.T) {
 		c.fail["a"] = apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, "a", errors.New("Precondition failed: UID"))
 		c.expect("a True Serving at T, gone True Serving at T", wants("a", serves, nil), wants("gone", serves, nil))
 		c.expect("", wants("a", serves, nil), wants("gone", serves, nil))
-		if f := c.Faults(time.Now()); len(f) != 0 {
-			t.Errorf("faults %q", f)
-		}
+		expectFaults(t, c)
 	})
 }
 
@@ -153,29 +151,21 @@ func TestConditionsFail(t *testing.T) {
 			t.Errorf("written %q", got)
 		}
 		time.Sleep(5 * time.Second)
-		if f := c.Faults(time.Now()); len(f) != 1 || !strings.Contains(f[0], "conditions of Pods: Pod bad9: pods is forbidden (for 5s") {
-			t.Errorf("faults %q", f)
-		}
+		expectFaults(t, c, `conditions of Pods: Pod bad9: pods is forbidden \(for 5s`)
 		c.expect("z True Serving at T", all...)
-		if f := c.Faults(time.Now()); len(f) != 1 {
-			t.Errorf("faults %q: the others still wait", f)
-		}
+		expectFaults(t, c, "bad") // the others still wait
 		clear(c.fail)
 		all[len(all)-1] = wants("z", serves, &serves)
 		time.Sleep(conditionRetry)
 		if c.set(all...); len(c.writes) != conditionFailures {
 			t.Errorf("written %q", c.writes)
 		}
-		if f := c.Faults(time.Now()); len(f) != 0 {
-			t.Errorf("faults %q", f)
-		}
+		expectFaults(t, c)
 		// A Pod that is gone ends its fault.
 		c.fail["z"] = errors.New("pods is forbidden")
 		c.expect("z False Draining at T", wants("z", drains, &serves))
 		c.expect("", wants("bad0", serves, &serves))
-		if f := c.Faults(time.Now()); len(f) != 0 {
-			t.Errorf("faults %q", f)
-		}
+		expectFaults(t, c)
 	})
 }
 

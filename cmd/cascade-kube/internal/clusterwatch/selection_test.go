@@ -1,18 +1,13 @@
 package clusterwatch
 
 import (
-	"errors"
-	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 )
@@ -25,24 +20,15 @@ func TestSelectionStays(t *testing.T) {
 		c.setPod(pod("a", "blue", "10.0.0.1"))
 		c.setPod(pod("b", "green", "10.0.0.2"))
 		c.setPool(pool("vllm", "blue", 9000))
-		stop := c.run()
-		defer stop()
+		c.run()
 		c.expect("port 9000: a@10.0.0.1")
-		bad := pool("vllm", "blue", 0)
-		c.setPool(bad)
+		c.setPool(pool("vllm", "blue", 0))
 		c.expect("port 9000: a@10.0.0.1")
-		if f := c.w.Faults(time.Now()); len(f) != 1 || !strings.Contains(f[0], "targetPorts[0].number") {
-			t.Errorf("faults %q", f)
-		}
-		leaving := pool("vllm", "blue", 9000)
-		now := metav1.Now()
-		leaving.SetDeletionTimestamp(&now)
-		c.setPool(leaving)
+		expectFaults(t, c.w, `targetPorts\[0\]\.number`)
+		c.setPool(leaving(pool("vllm", "blue", 9000)))
 		c.expect("port 9000: a@10.0.0.1")
-		if f := c.w.Faults(time.Now()); len(f) != 0 {
-			t.Errorf("faults %q", f)
-		}
-		testkit.NoError(t, c.dynamic.Resource(poolResource).Namespace(namespace).Delete(t.Context(), "vllm", metav1.DeleteOptions{}))
+		expectFaults(t, c.w)
+		c.deletePool("vllm")
 		c.setPod(pod("c", "blue", "10.0.0.3"))
 		c.expect("port 9000: a@10.0.0.1, c@10.0.0.3") // its Pods are still followed
 		c.setPool(pool("vllm", "green", 9001))
@@ -53,6 +39,13 @@ func TestSelectionStays(t *testing.T) {
 			}
 		}
 	})
+}
+
+// leaving returns an object that is being deleted.
+func leaving(o *unstructured.Unstructured) *unstructured.Unstructured {
+	now := metav1.Now()
+	o.SetDeletionTimestamp(&now)
+	return o
 }
 
 // withUID returns an object with another UID, as one that is created again has.
@@ -70,76 +63,53 @@ func TestForgetDeleted(t *testing.T) {
 		c.w.cfg.ForgetDeleted, c.w.log = true, log.Logger()
 		c.setPod(pod("a", "blue", "10.0.0.1"))
 		c.setPod(pod("b", "green", "10.0.0.2"))
-		var away atomic.Bool
-		c.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return away.Load(), nil, errors.New("timeout")
-		})
-		stop := c.run()
-		defer stop()
-		expectFault := func(parts ...string) {
-			t.Helper()
-			f := strings.Join(c.w.Faults(time.Now()), "\n")
-			for _, part := range parts {
-				if !strings.Contains(f, part) {
-					t.Errorf("faults %q, want %q", f, part)
-				}
-			}
-			if len(parts) == 0 && f != "" {
-				t.Errorf("faults %q", f)
-			}
-		}
-		remove := func() {
-			t.Helper()
-			testkit.NoError(t, c.dynamic.Resource(poolResource).Namespace(namespace).Delete(t.Context(), "vllm", metav1.DeleteOptions{}))
-		}
+		away := c.failLists("timeout")
+		c.run()
 		c.expect("nothing") // a pool that was never there has no endpoints to forget
 		c.setPool(pool("vllm", "blue", 9000))
 		c.expect("port 9000: a@10.0.0.1")
-		expectFault()
+		expectFaults(t, c.w)
 		c.setPool(pool("vllm", "blue", 0)) // the same pool, and bad
 		c.expect("port 9000: a@10.0.0.1")
-		expectFault("targetPorts[0].number", "the last state stays")
+		expectFaults(t, c.w, `targetPorts\[0\]\.number.*the last state stays`)
 		c.setPool(pool("vllm", "blue", 9000))
 		c.expect("port 9000: a@10.0.0.1")
 
-		leaving := pool("vllm", "blue", 9000)
-		now := metav1.Now()
-		leaving.SetDeletionTimestamp(&now)
-		c.setPool(leaving)
+		c.setPool(leaving(pool("vllm", "blue", 9000)))
 		c.expect("port 0: ")
-		expectFault("it is being deleted", "no endpoints")
+		expectFaults(t, c.w, "it is being deleted.*no endpoints")
 		if text := `error="it is being deleted: create it again, or name another one" effect="no endpoints"`; log.Count(text) != 1 {
 			t.Errorf("the log is\n%s", log)
 		}
-		remove()
+		c.deletePool("vllm")
 		c.expect("port 0: ")
-		expectFault("it does not exist", "no endpoints")
+		expectFaults(t, c.w, "it does not exist.*no endpoints")
 		c.setPool(withUID(pool("vllm", "blue", 9001), "second"))
 		c.expect("port 9001: a@10.0.0.1")
-		expectFault()
+		expectFaults(t, c.w)
 
 		// The next one has another selector, and its Pods cannot be listed.
-		remove()
+		c.deletePool("vllm")
 		c.expect("port 0: ")
 		away.Store(true)
 		c.setPool(withUID(pool("vllm", "green", 9002), "third"))
 		c.expect("port 0: ")
-		expectFault("list of pods: timeout", "no endpoints")
+		expectFaults(t, c.w, "list of pods: timeout.*no endpoints")
 		away.Store(false)
 		time.Sleep(2 * maxDelay)
 		c.expect("port 9002: b@10.0.0.2")
-		expectFault()
+		expectFaults(t, c.w)
 
 		// The next one is bad, and then good.
-		remove()
+		c.deletePool("vllm")
 		bad := withUID(pool("vllm", "green", 9003), "fourth")
 		testkit.NoError(t, unstructured.SetNestedStringMap(bad.Object, nil, "spec", "selector", "matchLabels"))
 		c.setPool(bad)
 		c.expect("port 0: ")
-		expectFault("its selector is empty", "no endpoints")
+		expectFaults(t, c.w, "its selector is empty.*no endpoints")
 		c.setPool(withUID(pool("vllm", "green", 9003), "fourth"))
 		c.expect("port 9003: b@10.0.0.2")
-		expectFault()
+		expectFaults(t, c.w)
 
 		// The same pool selects others, which cannot be listed: the former ones stay.
 		away.Store(true)
@@ -154,7 +124,7 @@ func TestForgetDeleted(t *testing.T) {
 		c.expect("port 9004: a@10.0.0.1")
 		const gone = `error="it does not exist: create it, or name another one" effect="no endpoints"`
 		before := log.Count(gone)
-		remove()
+		c.deletePool("vllm")
 		c.expect("port 0: ")
 		if n := log.Count(gone); n != before+1 {
 			t.Errorf("logged %d times, and %d before:\n%s", n, before, log)
@@ -170,12 +140,8 @@ func TestPortOfTheFormerSelector(t *testing.T) {
 		c.setPod(pod("a", "blue", "10.0.0.1"))
 		c.setPod(pod("b", "green", "10.0.0.2"))
 		c.setPool(pool("vllm", "blue", 9000))
-		var away atomic.Bool
-		c.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return away.Load(), nil, errors.New("timeout")
-		})
-		stop := c.run()
-		defer stop()
+		away := c.failLists("timeout")
+		c.run()
 		c.expect("port 9000: a@10.0.0.1")
 		away.Store(true)
 		c.setPool(pool("vllm", "green", 9001))
@@ -201,8 +167,7 @@ func TestChangesAtOnce(t *testing.T) {
 		c := newCluster(t, "vllm", "")
 		c.setPod(pod("a", "blue", "10.0.0.1"))
 		c.setPool(pool("vllm", "blue", 9000))
-		stop := c.run()
-		defer stop()
+		c.run()
 		c.expect("port 9000: a@10.0.0.1")
 		before := len(c.seen)
 		c.setPool(pool("vllm", "blue", 9001))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -56,23 +57,15 @@ func newCluster(t *testing.T, pool, service string) *cluster {
 	return c
 }
 
-// run runs the Watcher until the function that it returns is called.
-func (c *cluster) run() (stop func()) {
-	ctx, cancel := context.WithCancel(c.t.Context())
-	ended := make(chan error, 1)
-	go func() {
-		ended <- c.w.Run(ctx, func(d discovery.Cluster) {
+// run runs the Watcher until the end of the test.
+func (c *cluster) run() {
+	testkit.Run(c.t, func(ctx context.Context) error {
+		return c.w.Run(ctx, func(d discovery.Cluster) {
 			c.mu.Lock()
 			defer c.mu.Unlock()
 			c.seen = append(c.seen, d)
 		})
-	}()
-	return func() {
-		cancel()
-		if err := <-ended; err != nil {
-			c.t.Error(err)
-		}
-	}
+	})
 }
 
 // show waits for some seconds and returns the last delivery in one line.
@@ -111,6 +104,30 @@ func (c *cluster) expect(want string) {
 	if got := c.show(); got != want {
 		c.t.Errorf("got  %s\nwant %s", got, want)
 	}
+}
+
+// expectFaults checks the faults of a source now: each matches its regular expression.
+func expectFaults(t *testing.T, source interface{ Faults(time.Time) []string }, want ...string) {
+	t.Helper()
+	got := source.Faults(time.Now())
+	matches := func(fault, pattern string) bool { return regexp.MustCompile(pattern).MatchString(fault) }
+	if !slices.EqualFunc(got, want, matches) {
+		t.Errorf("faults %q, want %q", got, want)
+	}
+}
+
+func (c *cluster) deletePool(name string) {
+	c.t.Helper()
+	testkit.NoError(c.t, c.dynamic.Resource(poolResource).Namespace(namespace).Delete(c.t.Context(), name, metav1.DeleteOptions{}))
+}
+
+// failLists makes lists of Pods fail while the result is true.
+func (c *cluster) failLists(why string) *atomic.Bool {
+	failing := new(atomic.Bool)
+	c.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return failing.Load(), nil, errors.New(why)
+	})
+	return failing
 }
 
 func pool(name, app string, port int64) *unstructured.Unstructured {
@@ -154,17 +171,12 @@ func TestPool(t *testing.T) {
 		c.setPod(pod("a", "vllm", "10.0.0.1"))
 		c.setPod(pod("other", "web", "10.0.0.9"))
 		c.setPool(pool("other", "web", 80))
-		stop := c.run()
-		defer stop()
+		c.run()
 		c.expect("nothing")
-		if f := c.w.Faults(time.Now()); len(f) != 1 || !strings.Contains(f[0], "InferencePool llm/vllm: it does not exist") {
-			t.Errorf("faults %q", f)
-		}
+		expectFaults(t, c.w, "InferencePool llm/vllm: it does not exist")
 		c.setPool(pool("vllm", "vllm", 9000))
 		c.expect("port 9000: a@10.0.0.1")
-		if f := c.w.Faults(time.Now()); len(f) != 0 {
-			t.Errorf("faults %q", f)
-		}
+		expectFaults(t, c.w)
 		if r := c.w.Regarding(); r.UID != "pool-vllm" || r.Kind != "InferencePool" || r.APIVersion != "inference.networking.k8s.io/v1" || r.Namespace != namespace {
 			t.Errorf("events are about %+v", r)
 		}
@@ -193,12 +205,9 @@ func TestService(t *testing.T) {
 			return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: "vllm"}}, Ports: ports,
 				Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}, TargetRef: target, Conditions: discoveryv1.EndpointConditions{Ready: ready}}, {Addresses: []string{"192.0.2.1"}}}}
 		}
-		stop := c.run()
-		defer stop()
+		c.run()
 		c.expect("nothing")
-		if f := c.w.Faults(time.Now()); len(f) != 1 || !strings.Contains(f[0], "its selector is empty") {
-			t.Errorf("faults %q", f)
-		}
+		expectFaults(t, c.w, "its selector is empty")
 		_, err = services.Update(t.Context(), &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "vllm", UID: "svc"}, Spec: corev1.ServiceSpec{Selector: map[string]string{"app": "vllm"}}}, metav1.UpdateOptions{})
 		testkit.NoError(t, err)
 		c.expect("port 0: a@10.0.0.1")
@@ -235,11 +244,8 @@ func TestOutage(t *testing.T) {
 		c := newCluster(t, "vllm", "")
 		c.setPool(pool("vllm", "vllm", 9000))
 		c.setPod(pod("a", "vllm", "10.0.0.1"))
-		var away atomic.Bool
+		away := c.failLists("connection refused")
 		var current atomic.Pointer[watch.RaceFreeFakeWatcher]
-		c.client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return away.Load(), nil, errors.New("connection refused")
-		})
 		c.client.PrependWatchReactor("pods", func(clienttesting.Action) (bool, watch.Interface, error) {
 			if away.Load() {
 				return true, nil, &url.Error{Op: "Get", URL: "https://secret/long", Err: errors.New("connection refused")}
@@ -248,8 +254,7 @@ func TestOutage(t *testing.T) {
 			current.Store(w)
 			return true, w, nil
 		})
-		stop := c.run()
-		defer stop()
+		c.run()
 		c.expect("port 9000: a@10.0.0.1")
 
 		// A watch that has expired: what it missed is listed.
@@ -264,18 +269,14 @@ func TestOutage(t *testing.T) {
 		c.setPod(pod("c", "vllm", "10.0.0.3"))
 		time.Sleep(5 * time.Minute)
 		c.expect("port 9000: a@10.0.0.1, b@10.0.0.2")
-		if f := c.w.Faults(time.Now()); len(f) != 2 || !strings.Contains(f[0], "list of pods: connection refused (for 5m") || !strings.Contains(f[1], "watch of pods: connection refused (for 5m") {
-			t.Errorf("faults %q", f)
-		}
+		expectFaults(t, c.w, "list of pods: connection refused \\(for 5m", "watch of pods: connection refused \\(for 5m")
 		if len(c.seen) != deliveries {
 			t.Errorf("%d deliveries without a change", len(c.seen)-deliveries)
 		}
 		away.Store(false)
 		time.Sleep(2 * maxDelay)
 		c.expect("port 9000: a@10.0.0.1, b@10.0.0.2, c@10.0.0.3")
-		if f := c.w.Faults(time.Now()); len(f) != 0 {
-			t.Errorf("faults %q", f)
-		}
+		expectFaults(t, c.w)
 	})
 }
 
@@ -317,8 +318,7 @@ func TestOutageOfWatchLists(t *testing.T) {
 			lists.Add(1)
 			return true, nil, errors.New("timeout")
 		})
-		stop := c.run()
-		defer stop()
+		c.run()
 		c.expect("port 9000: a@10.0.0.1")
 		if n := lists.Load(); n != 0 {
 			t.Errorf("%d lists, although the watch has sent it", n)
@@ -326,15 +326,11 @@ func TestOutageOfWatchLists(t *testing.T) {
 		away.Store(true)
 		pods.Load().Stop()
 		time.Sleep(5 * time.Minute)
-		if f := c.w.Faults(time.Now()); len(f) != 2 || !strings.Contains(f[0], "list of pods") || !strings.Contains(f[1], "watch of pods") {
-			t.Errorf("faults %q", f)
-		}
+		expectFaults(t, c.w, "list of pods", "watch of pods")
 		away.Store(false)
 		time.Sleep(2 * maxDelay)
 		c.expect("port 9000: a@10.0.0.1")
-		if f := c.w.Faults(time.Now()); len(f) != 0 {
-			t.Errorf("faults %q", f)
-		}
+		expectFaults(t, c.w)
 	})
 }
 
@@ -348,14 +344,14 @@ func TestWatchForbidden(t *testing.T) {
 		c.client.PrependWatchReactor("pods", func(clienttesting.Action) (bool, watch.Interface, error) {
 			return true, nil, errors.New("forbidden" + strings.Repeat("é", maxFault)) // it may be as long as what an object contains
 		})
-		stop := c.run()
-		defer stop()
+		c.run()
 		c.expect("port 9000: a@10.0.0.1")
 		c.setPod(pod("b", "vllm", "10.0.0.2"))
 		time.Sleep(5 * time.Minute)
 		c.expect("port 9000: a@10.0.0.1, b@10.0.0.2")
-		if f := c.w.Faults(time.Now()); len(f) != 1 || !strings.HasPrefix(f[0], "watch of pods: forbidden") || !strings.Contains(f[0], " (for 5m") || len(f[0]) > maxFault+100 {
-			t.Errorf("faults %q", f)
+		expectFaults(t, c.w, `^watch of pods: forbidden.* \(for 5m`)
+		if n := len(c.w.Faults(time.Now())[0]); n > maxFault+100 {
+			t.Errorf("a fault of %d bytes", n)
 		}
 	})
 }
