@@ -232,39 +232,6 @@ type collector struct {
 
 func (c *collector) Receive(e Event) { c.out, c.end = append(c.out, e.Token), e.Finish }
 
-// A flipped byte in any cached block changes the text of the sequences that attend to it.
-func TestWrongByteChangesText(t *testing.T) {
-	m := newModel(t)
-	r := Request{Prompt: prompt(33, 0, 1), MaxOutput: 6, IgnoreEOS: true}
-	want := generateAlone(m, r)
-	for at := range 32 * 16 {
-		s := setup{Blocks: 12, Block: 4, Batch: 2, Tokens: 64}.scheduler(t, m)
-		generate := func() []model.Token {
-			got := &collector{}
-			r.Receiver = got
-			s.Add(NewSequence(r, 4))
-			drain(t, s)
-			return got.out
-		}
-		if !slices.Equal(generate(), want) {
-			t.Fatal("the first run differs from the model")
-		}
-		position := at / 16
-		block, ok := s.blocks.Find(NewSequence(r, 4).chain[position/4])
-		if !ok {
-			t.Fatalf("position %d is not cached", position)
-		}
-		s.Pool.Slot(block, position%4)[at%16] ^= 0x10
-		if slices.Equal(generate(), want) {
-			t.Errorf("a wrong byte %d at position %d changes nothing", at%16, position)
-		}
-		if s.Stats().PrefixHits != 32 {
-			t.Fatalf("prefix hits %d, want 32: the bytes were not attended to", s.Stats().PrefixHits)
-		}
-		s.Pool.Close()
-	}
-}
-
 func TestStopTokens(t *testing.T) {
 	m := newModel(t)
 	r := Request{Prompt: prompt(5, 0, 1), MaxOutput: 20, IgnoreEOS: true}

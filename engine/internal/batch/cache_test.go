@@ -119,28 +119,10 @@ func TestCacheNotifications(t *testing.T) {
 	}
 }
 
-// Equal content that two sequences keep is found until the second copy is gone.
-func TestCopiesInTheCache(t *testing.T) {
-	c := setup{Blocks: 4, Block: 4, Batch: 4, Tokens: 64}
-	s := c.scheduler(t, newModel(t))
-	ids := prompt(5, 5, 0)
-	same := func() *Sequence { return NewSequence(Request{Prompt: ids, MaxOutput: 1, IgnoreEOS: true}, c.Block) }
-	s.Add(same())
-	s.Add(same())
-	s.Step() // blocks 0 and 2 have the same content
-	for _, want := range []int{4, 4, 0} {
-		if got := s.Cached(same()); got != want {
-			t.Errorf("%d tokens are found, want %d", got, want)
-		}
-		s.take()
-		s.take()
-	}
-}
-
 // Without an observer, steps allocate nothing for it; with one, notifications allocate nothing either.
 func TestCacheObserverAllocations(t *testing.T) {
 	c := setup{Blocks: 4096, Block: 4, Batch: 4, Tokens: 64}
-	for _, observer := range []CacheObserver{nil, &counter{}} {
+	for _, observer := range []CacheObserver{nil, new(firstStored)} {
 		s := c.scheduler(t, newModel(t))
 		s.Cache = observer
 		q := NewSequence(Request{Prompt: prompt(4, 4, 0), MaxOutput: 1 << 20, IgnoreEOS: true}, c.Block)
@@ -153,10 +135,3 @@ func TestCacheObserverAllocations(t *testing.T) {
 		}
 	}
 }
-
-// counter counts notifications.
-type counter struct{ stored, removed int }
-
-func (c *counter) BlocksStored(*Sequence, int, int) { c.stored++ }
-func (c *counter) BlockRemoved(kv.Hash)             { c.removed++ }
-func (c *counter) CacheCleared()                    {}

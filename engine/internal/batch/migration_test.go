@@ -91,8 +91,7 @@ func drain(t *testing.T, s *Scheduler) {
 }
 
 // frozenPair returns a sequence frozen after n tokens and a scheduler to which it can migrate.
-func frozenPair(t testing.TB, m *model.Model, r Request, n int) (from, to *Scheduler, q *Sequence) {
-	c := setup{Blocks: 24, Block: 4, Batch: 2, Tokens: 64}
+func frozenPair(t testing.TB, m *model.Model, c setup, r Request, n int) (from, to *Scheduler, q *Sequence) {
 	from, to, q = c.scheduler(t, m), c.scheduler(t, m), NewSequence(r, c.Block)
 	from.Add(q)
 	for q.Output() < n {
@@ -109,7 +108,7 @@ func TestWrongHandoverChangesText(t *testing.T) {
 	r := Request{Prompt: prompt(9, 0, 1), MaxOutput: 12, IgnoreEOS: true}
 	want := generateAlone(m, r)[4:]
 	goOn := func(spoil func(*Scheduler, []kv.Block)) []model.Token {
-		from, to, q := frozenPair(t, m, r, 4)
+		from, to, q := frozenPair(t, m, setup{Blocks: 24, Block: 4, Batch: 2, Tokens: 64}, r, 4)
 		defer from.Pool.Close()
 		defer to.Pool.Close()
 		res := &Reservation{}

@@ -203,14 +203,7 @@ func TestAdoptedPrefixIsFound(t *testing.T) {
 		"it is preempted": func(t *testing.T, s *Scheduler, q *Sequence) { s.Step(); s.SetFull(0); s.EndFull(); s.Abort(q) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			source, target := c.scheduler(t, m), c.scheduler(t, m)
-			q := NewSequence(request, c.Block)
-			source.Add(q)
-			for range 3 {
-				source.Step()
-			}
-			source.Settle()
-			testkit.NoError(t, source.Freeze(q, 1))
+			source, target, q := frozenPair(t, m, c, request, 3)
 			r := &Reservation{}
 			testkit.NoError(t, target.Reserve(r, len(q.ids)))
 			testkit.NoError(t, fill(target, r, source, q, len(q.ids), q.computed))
