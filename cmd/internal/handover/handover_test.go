@@ -4,12 +4,9 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"maps"
 	"net"
-	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -25,91 +22,20 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // patience bounds waits for conditions that must hold soon.
 const patience = time.Minute
 
-// settle is how long a process that has handed over waits for requests on connections that have
-// brought none: clients dial some connections that they do not need.
-const settle = 5 * time.Second
-
 // process is one generation of a daemon, inside the test.
 type process struct {
-	t         *testing.T
 	listeners Listeners
 	left      chan struct{} // closed when its successor accepts
 	done      chan struct{} // closed when it has ended
 	stop      context.CancelFunc
 }
 
-// lines tracks the connections of a process. The process may end once each connection has ended, or
-// has brought a request since the handover, whose answer redirected the client.
-type lines struct {
-	mu      sync.Mutex
-	leaving bool
-	asked   map[net.Conn]bool // have brought a request since the handover
-	changed chan struct{}     // holds a token after a change
-}
-
-// line is the key of a request's connection in its context.
-type line struct{}
-
-func newLines() *lines {
-	return &lines{asked: make(map[net.Conn]bool), changed: make(chan struct{}, 1)}
-}
-
-func (l *lines) change(f func()) {
-	l.mu.Lock()
-	f()
-	l.mu.Unlock()
-	select {
-	case l.changed <- struct{}{}:
-	default:
-	}
-}
-
-// state implements http.Server.ConnState.
-func (l *lines) state(c net.Conn, s http.ConnState) {
-	switch s {
-	case http.StateNew:
-		l.change(func() { l.asked[c] = false })
-	case http.StateClosed, http.StateHijacked:
-		l.change(func() { delete(l.asked, c) })
-	}
-}
-
-// request records a request; it returns whether the process has handed over.
-func (l *lines) request(c net.Conn) (leaving bool) {
-	l.change(func() {
-		leaving = l.leaving
-		if _, open := l.asked[c]; open && leaving {
-			l.asked[c] = true
-		}
-	})
-	return leaving
-}
-
-// leave waits until no connection has a request in progress.
-func (l *lines) leave() {
-	l.change(func() { l.leaving = true })
-	for silence := time.After(settle); ; {
-		l.mu.Lock()
-		over := !slices.Contains(slices.Collect(maps.Values(l.asked)), false)
-		l.mu.Unlock()
-		if over {
-			return
-		}
-		select {
-		case <-l.changed:
-			silence = time.After(settle)
-		case <-silence:
-			return
-		}
-	}
-}
-
-// startProcess runs a generation at the path until it has a successor and its connections have ended, or
+// startProcess runs a generation at the path that answers each connection with its name, until it has a successor or
 // until stop. It returns once the generation serves the path.
 func startProcess(t *testing.T, path, address, name string) *process {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
-	p := &process{t: t, left: make(chan struct{}), done: make(chan struct{}), stop: stop}
+	p := &process{left: make(chan struct{}), done: make(chan struct{}), stop: stop}
 	claim, err := Begin(ctx, path)
 	if err != nil {
 		t.Error(err)
@@ -118,34 +44,31 @@ func startProcess(t *testing.T, path, address, name string) *process {
 	}
 	l := claim.TakeListener("clients", address)
 	if l == nil {
-		if l, err = net.Listen("tcp", address); err != nil {
-			t.Error(err)
-			claim.Abandon()
-			close(p.done)
-			return p
-		}
+		l, err = net.Listen("tcp", address)
 	}
-	gate, err := p.listeners.Add("clients", l)
+	var gate net.Listener
+	if err == nil {
+		gate, err = p.listeners.Add("clients", l)
+	}
 	if err != nil {
 		t.Error(err)
+		claim.Abandon()
+		close(p.done)
+		return p
 	}
-	var protocols http.Protocols
-	protocols.SetHTTP1(true)
-	protocols.SetUnencryptedHTTP2(true)
-	open := newLines()
-	server := &http.Server{
-		Protocols: &protocols, ConnState: open.state,
-		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, line{}, c) },
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if open.request(r.Context().Value(line{}).(net.Conn)) {
-				// Over HTTP/2 this is a GOAWAY: the client sends later requests elsewhere.
-				w.Header().Set("Connection", "close")
+	var serving sync.WaitGroup
+	serving.Go(func() {
+		for {
+			conn, err := gate.Accept()
+			if err != nil {
+				return
 			}
-			io.WriteString(w, name)
-		}),
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() { server.Serve(gate) })
+			serving.Go(func() {
+				defer conn.Close()
+				io.WriteString(conn, name)
+			})
+		}
+	})
 	post, before, err := claim.Finish(ctx)
 	if err != nil {
 		t.Error(err)
@@ -156,16 +79,10 @@ func startProcess(t *testing.T, path, address, name string) *process {
 		if err == nil {
 			close(p.left)
 		}
-		defer before.Close()
-		defer after.Close()
-		// The requests of the connections accepted last are in transit.
-		open.leave()
-		ending, cancel := context.WithTimeout(context.Background(), patience)
-		defer cancel()
-		if err := server.Shutdown(ending); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-		wg.Wait()
+		before.Close()
+		after.Close()
+		gate.Close()
+		serving.Wait()
 	}()
 	return p
 }
@@ -175,52 +92,43 @@ func (p *process) end() {
 	<-p.done
 }
 
-// clients send requests without a pause, each in a different way, until the end; any failed request
-// is an error.
+// clients connect without a pause until the end; any connection without an answer is an error.
 type clients struct {
 	asked atomic.Int64
 	stop  context.CancelFunc
 	wg    sync.WaitGroup
 }
 
-func ask(t *testing.T, address string) *clients {
+func startClients(t *testing.T, address string) *clients {
 	ctx, stop := context.WithCancel(context.Background())
 	c := &clients{stop: stop}
-	h2 := func() *http.Transport {
-		var protocols http.Protocols
-		protocols.SetUnencryptedHTTP2(true)
-		return &http.Transport{Protocols: &protocols}
-	}
-	kept := h2()
-	for _, dial := range []func() (*http.Transport, bool){
-		func() (*http.Transport, bool) { return &http.Transport{DisableKeepAlives: true}, true },
-		func() (*http.Transport, bool) { return h2(), true },
-		func() (*http.Transport, bool) { return kept, false },
-	} {
-		for range 2 {
-			c.wg.Go(func() {
-				for ctx.Err() == nil {
-					tr, close := dial()
-					resp, err := (&http.Client{Transport: tr, Timeout: patience}).Get("http://" + address)
-					if err != nil {
-						t.Errorf("request %d: %v", c.asked.Load(), err)
-						return
-					}
-					_, err = io.Copy(io.Discard, resp.Body)
-					resp.Body.Close()
-					if err != nil {
-						t.Error(err)
-					}
-					if close {
-						tr.CloseIdleConnections()
-					}
-					c.asked.Add(1)
+	for range 6 {
+		c.wg.Go(func() {
+			for ctx.Err() == nil {
+				if _, err := ask(address); err != nil {
+					t.Errorf("connection %d: %v", c.asked.Load(), err)
+					return
 				}
-				kept.CloseIdleConnections()
-			})
-		}
+				c.asked.Add(1)
+			}
+		})
 	}
 	return c
+}
+
+// ask returns the name of the generation that answers now.
+func ask(address string) (name string, err error) {
+	conn, err := net.Dial("tcp", address)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(patience))
+	text, err := io.ReadAll(conn)
+	if err == nil && len(text) == 0 {
+		err = io.ErrUnexpectedEOF
+	}
+	return string(text), err
 }
 
 // await waits until more further requests have been answered.
@@ -233,18 +141,6 @@ func (c *clients) await(t *testing.T, more int64) {
 func (c *clients) end() {
 	c.stop()
 	c.wg.Wait()
-}
-
-// answeringProcess returns the name of the generation that answers now.
-func answeringProcess(t *testing.T, address string) string {
-	t.Helper()
-	tr := &http.Transport{DisableKeepAlives: true}
-	resp, err := (&http.Client{Transport: tr, Timeout: patience}).Get("http://" + address)
-	testkit.NoError(t, err)
-	defer resp.Body.Close()
-	name, err := io.ReadAll(resp.Body)
-	testkit.NoError(t, err)
-	return string(name)
 }
 
 // waitForFiles waits until no more descriptors are open than before.
@@ -284,7 +180,7 @@ func TestUpgradeRefusesNoConnection(t *testing.T) {
 	warm.end()
 	before := testkit.OpenFiles(t)
 	now := startProcess(t, path, address, "0")
-	c := ask(t, address)
+	c := startClients(t, address)
 	c.await(t, 20)
 	for i := range 20 {
 		next := startProcess(t, path, address, fmt.Sprint(i+1))
@@ -299,11 +195,11 @@ func TestUpgradeRefusesNoConnection(t *testing.T) {
 	}
 	c.await(t, 20)
 	c.end()
-	if got := answeringProcess(t, address); got != "20" {
-		t.Errorf("generation %s answers last", got)
+	if got, err := ask(address); got != "20" {
+		t.Errorf("generation %s answers last, %v", got, err)
 	}
 	now.end()
-	t.Logf("%d requests over 20 handovers", c.asked.Load())
+	t.Logf("%d connections over 20 handovers", c.asked.Load())
 	if _, err := os.Lstat(path); !os.IsNotExist(err) {
 		t.Errorf("the socket is left behind: %v", err)
 	}
@@ -318,7 +214,7 @@ func TestUpgradeRefusesNoConnection(t *testing.T) {
 func TestRacingProcesses(t *testing.T) {
 	path, address := filepath.Join(t.TempDir(), "s"), testkit.Addresses(t, 1)[0]
 	first := startProcess(t, path, address, "first")
-	c := ask(t, address)
+	c := startClients(t, address)
 	var mu sync.Mutex
 	all := []*process{first}
 	var wg sync.WaitGroup
