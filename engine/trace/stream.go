@@ -59,9 +59,8 @@ func NewReader(r io.Reader, name string) (*Reader, error) {
 	if !bytes.Equal(first, []byte("{")) {
 		out.decode, err = newCSV(lines)
 	}
-	if errors.Is(err, io.EOF) {
-		out.ended = io.EOF
-		return out, nil
+	if errors.Is(err, io.EOF) { // as Next says
+		err = nil
 	}
 	return out, err
 }

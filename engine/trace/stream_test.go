@@ -3,29 +3,12 @@ package trace
 import (
 	"errors"
 	"io"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 )
-
-func readAll(t *testing.T, from Source) []Request {
-	t.Helper()
-	var all []Request
-	for {
-		r, err := from.Next()
-		if errors.Is(err, io.EOF) {
-			if _, again := from.Next(); !errors.Is(again, io.EOF) {
-				t.Fatalf("after the end: %v", again)
-			}
-			return all
-		}
-		testkit.NoError(t, err)
-		all = append(all, r)
-	}
-}
 
 // TestSkipInvalid reads a trace with a bad number, a zero output, and a line out of order.
 func TestSkipInvalid(t *testing.T) {
@@ -35,7 +18,12 @@ func TestSkipInvalid(t *testing.T) {
 		from, err := shape.Stream(open)
 		testkit.NoError(t, err)
 		var skipped []string
-		got := readAll(t, SkipInvalid(from, func(e *Error) { skipped = append(skipped, e.Error()) }))
+		valid := SkipInvalid(from, func(e *Error) { skipped = append(skipped, e.Error()) })
+		got, err := Collect(valid)
+		testkit.NoError(t, err)
+		if _, err := valid.Next(); !errors.Is(err, io.EOF) {
+			t.Errorf("after the end: %v", err)
+		}
 		want := []string{
 			`t.csv:3: input_tokens: "x" is not a whole number of tokens`,
 			"t.csv:4: output_tokens: 0 tokens is not in 1 … 16777216; drop the line or correct it",
@@ -49,21 +37,6 @@ func TestSkipInvalid(t *testing.T) {
 		}
 		if _, err = from.Next(); err != nil && err.Error() != want[0] {
 			t.Errorf("without skipping: %v", err)
-		}
-	}
-}
-
-// TestMixesAreDrawnOneByOne compares Open with Generate.
-func TestMixesAreDrawnOneByOne(t *testing.T) {
-	for _, name := range Names() {
-		g, _ := Named(name)
-		g.Requests, g.Seed = 300, 5
-		want, err := g.Generate()
-		testkit.NoError(t, err)
-		d, err := g.Open()
-		testkit.NoError(t, err)
-		if got := readAll(t, d); !reflect.DeepEqual(got, want) {
-			t.Errorf("%s: drawn one by one, other requests come", name)
 		}
 	}
 }
