@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -20,20 +18,12 @@ import (
 func TestDeploy(t *testing.T) {
 	dir := filepath.Join("..", "..", "deploy")
 	fleet := filepath.Join(dir, "fleet.yaml")
-	var out, errs bytes.Buffer
-	if code := run(context.Background(), []string{"config", "check", fleet}, &out, &errs); code != 0 {
-		t.Fatalf("config check: %s", errs.String())
-	}
-	out.Reset()
-	if code := run(context.Background(), []string{"envoy-bootstrap", "-c", fleet, "--node-id", "edge-0"}, &out, &errs); code != 0 {
-		t.Fatalf("envoy-bootstrap: %s", errs.String())
-	}
-	want, err := os.ReadFile(filepath.Join(dir, "envoy.json"))
-	testkit.NoError(t, err)
-	if !bytes.Equal(out.Bytes(), want) {
+	runCommand(t, "config", "check", fleet)
+	want := string(testkit.Must(os.ReadFile(filepath.Join(dir, "envoy.json"))))
+	if runCommand(t, "envoy-bootstrap", "-c", fleet, "--node-id", "edge-0") != want {
 		t.Error("deploy/envoy.json is not what \"cascade envoy-bootstrap -c deploy/fleet.yaml --node-id edge-0\" prints; write it anew")
 	}
-	envoytest.Validate(t, string(want))
+	envoytest.Validate(t, want)
 }
 
 // TestDeployVLLM checks the fleet file of deploy/vllm, with a profile in place of the one that its README measures. The
@@ -45,10 +35,7 @@ func TestDeployVLLM(t *testing.T) {
 	profile, err := json.Marshal(testkit.Must(cost.Builtin("h200-llama-3.1-8b")))
 	testkit.NoError(t, err)
 	testkit.NoError(t, os.WriteFile(filepath.Join(dir, "engine.json"), profile, 0o600))
-	var out, errs bytes.Buffer
-	if code := run(context.Background(), []string{"config", "check", fleet}, &out, &errs); code != 0 {
-		t.Fatalf("config check: %s", errs.String())
-	}
+	runCommand(t, "config", "check", fleet)
 }
 
 // TestDeployEtcd checks the lines of a fleet file in deploy/etcd.

@@ -8,8 +8,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // TestDrainInterrupted interrupts a wait. Script drain.txt has the rest.
@@ -23,9 +21,8 @@ func TestDrainInterrupted(t *testing.T) {
 		fmt.Fprint(w, `{"id": "mute"}`)
 	}))
 	defer server.Close()
-	out := new(testkit.Log)
-	code := run(ctx, []string{"drain", "mute", "--wait", "--control", server.URL}, out, out)
-	if text := out.String(); code != 1 || !strings.Contains(text, "mute: interrupted") {
+	code, text := runFor(ctx, "drain", "mute", "--wait", "--control", server.URL)
+	if code != 1 || !strings.Contains(text, "mute: interrupted") {
 		t.Errorf("code %d, %s", code, text)
 	}
 }
@@ -37,9 +34,8 @@ func TestDrainUnanswered(t *testing.T) {
 	defer server.Close()
 	ctx, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer stop()
-	out := new(testkit.Log)
-	code := run(ctx, []string{"drain", "busy", "--control", server.URL}, out, out)
-	if text := out.String(); code != 1 || !strings.Contains(text, "did not answer") || strings.Contains(text, "cascade up") {
+	code, text := runFor(ctx, "drain", "busy", "--control", server.URL)
+	if code != 1 || !strings.Contains(text, "did not answer") || strings.Contains(text, "cascade up") {
 		t.Errorf("code %d, %s", code, text)
 	}
 }

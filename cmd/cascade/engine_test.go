@@ -3,8 +3,6 @@ package main
 import (
 	"strings"
 	"testing"
-
-	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // A wrong configuration of KV events stops the command before it serves.
@@ -14,9 +12,8 @@ func TestKVEventsConfig(t *testing.T) {
 		`{"endpoint":"ipc:///tmp/kv"}`:                        "must begin with tcp://",
 		`{"enable_kv_cache_events":true,"publisher":"kafka"}`: "must be zmq or null",
 	} {
-		var out, errs testkit.Log
-		if code := run(t.Context(), []string{"engine", "--listen", "127.0.0.1:0", "--kv-events-config", text}, &out, &errs); code == 0 || !strings.Contains(errs.String(), want) {
-			t.Errorf("%s: exit code %d, %s", text, code, &errs)
+		if code, output := runFor(t.Context(), "engine", "--listen", "127.0.0.1:0", "--kv-events-config", text); code == 0 || !strings.Contains(output, want) {
+			t.Errorf("%s: exit code %d, %s", text, code, output)
 		}
 	}
 }

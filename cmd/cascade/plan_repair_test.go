@@ -31,10 +31,8 @@ func TestPlanRepair(t *testing.T) {
 	replace(t, path, "state: state\n"+watched)
 	plan := filepath.Join(dir, "state", "plan.json")
 	testkit.NoError(t, os.Mkdir(filepath.Dir(plan), 0o700))
-	repair := func(args ...string) (string, int) {
-		out := new(testkit.Log)
-		code := run(t.Context(), append([]string{"plan", "repair", "-c", path}, args...), out, out)
-		return out.String(), code
+	repair := func(args ...string) (int, string) {
+		return runFor(t.Context(), append([]string{"plan", "repair", "-c", path}, args...)...)
 	}
 	of := func(epoch policies.Epoch, ids ...policies.ReplicaID) policies.Plan {
 		p := policies.OneStagePlan("m", ids)
@@ -43,7 +41,7 @@ func TestPlanRepair(t *testing.T) {
 	}
 	corrupt := []byte(`{"format": 2, "epo`)
 	testkit.NoError(t, os.WriteFile(plan, corrupt, 0o600))
-	if text, code := repair("--from", "http://127.0.0.1:1"); code != 1 || !strings.Contains(text, "no migrator and no proxy named a plan") {
+	if code, text := repair("--from", "http://127.0.0.1:1"); code != 1 || !strings.Contains(text, "no migrator and no proxy named a plan") {
 		t.Errorf("no daemon: %d %s", code, text)
 	}
 	if got := testkit.Must(os.ReadFile(plan)); string(got) != string(corrupt) {
@@ -51,7 +49,7 @@ func TestPlanRepair(t *testing.T) {
 	}
 
 	old, newest, other := following(t, of(7, "r0")), following(t, of(9, "r0", "r1")), following(t, policies.Plan{Model: "m", Epoch: 99})
-	text, code := repair("--from", old, "--from", newest, "--from", other)
+	code, text := repair("--from", old, "--from", newest, "--from", other)
 	if code != 0 || !strings.Contains(text, "m: epoch 9, 1 stage") || !strings.Contains(text, "kept as corrupt/") {
 		t.Fatalf("%d %s", code, text)
 	}
@@ -59,16 +57,16 @@ func TestPlanRepair(t *testing.T) {
 	if u.Err != nil || u.Object.Epoch != 9 || len(u.Object.Plans) != 1 || len(u.Object.Plans[0].Stages[0].Replicas) != 2 {
 		t.Errorf("%+v", u)
 	}
-	if text, code := repair("--from", newest); code != 1 || !strings.Contains(text, "nothing to repair") {
+	if code, text := repair("--from", newest); code != 1 || !strings.Contains(text, "nothing to repair") {
 		t.Errorf("a good file: %d %s", code, text)
 	}
 	testkit.NoError(t, os.WriteFile(plan, []byte(`{"format": 3, "color": "red"}`), 0o600))
-	if text, code := repair("--from", newest); code != 1 || !strings.Contains(text, "written by another version") {
+	if code, text := repair("--from", newest); code != 1 || !strings.Contains(text, "written by another version") {
 		t.Errorf("a newer file: %d %s", code, text)
 	}
 	testkit.NoError(t, os.Remove(plan))
 	testkit.NoError(t, os.Mkdir(plan, 0o700)) // a file that the system does not let us read
-	if text, code := repair("--from", newest); code != 1 || !strings.Contains(text, "let this user read the file") {
+	if code, text := repair("--from", newest); code != 1 || !strings.Contains(text, "let this user read the file") {
 		t.Errorf("an unreadable file: %d %s", code, text)
 	}
 }
@@ -78,10 +76,8 @@ func TestPlanRepairEtcd(t *testing.T) {
 	cluster := etcdtest.Start(t, etcdtest.Config{})
 	path := filepath.Join(t.TempDir(), "fleet.yaml")
 	replace(t, path, "state: etcd://"+cluster.Members[0].Endpoint+"/cascade/a\n"+watched)
-	repair := func(from string) (string, int) {
-		out := new(testkit.Log)
-		code := run(t.Context(), []string{"plan", "repair", "-c", path, "--from", from}, out, out)
-		return out.String(), code
+	repair := func(from string) (int, string) {
+		return runFor(t.Context(), "plan", "repair", "-c", path, "--from", from)
 	}
 	newest := policies.OneStagePlan("m", []policies.ReplicaID{"r0"})
 	newest.Epoch = 9
@@ -92,19 +88,19 @@ func TestPlanRepairEtcd(t *testing.T) {
 		testkit.NoError(t, err)
 	}
 	put("root", "corrupt")
-	text, code := repair(from)
+	code, text := repair(from)
 	if code != 0 || !strings.Contains(text, "m: epoch 9, 1 stage") || !strings.Contains(text, "kept as corrupt/") {
 		t.Fatalf("%d %s", code, text)
 	}
-	if text, code := repair(from); code != 1 || !strings.Contains(text, "nothing to repair") {
+	if code, text := repair(from); code != 1 || !strings.Contains(text, "nothing to repair") {
 		t.Errorf("a good plan: %d %s", code, text)
 	}
 	put("root", `{"format": 3, "color": "red"}`)
-	if text, code := repair(from); code != 1 || !strings.Contains(text, "written by another version") {
+	if code, text := repair(from); code != 1 || !strings.Contains(text, "written by another version") {
 		t.Errorf("a newer plan: %d %s", code, text)
 	}
 	cluster.Members[0].Kill()
-	if text, code := repair(from); code != 1 || !strings.Contains(text, "the store does not answer") {
+	if code, text := repair(from); code != 1 || !strings.Contains(text, "the store does not answer") {
 		t.Errorf("no etcd: %d %s", code, text)
 	}
 }

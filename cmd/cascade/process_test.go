@@ -80,6 +80,23 @@ func (d *running) await(pattern string) {
 	})
 }
 
+// runFor runs a command line and returns its exit code and output.
+func runFor(ctx context.Context, args ...string) (code int, output string) {
+	out := new(testkit.Log)
+	code = run(ctx, args, out, out)
+	return code, out.String()
+}
+
+// runCommand runs a command line, which must succeed, and returns its output.
+func runCommand(t *testing.T, args ...string) string {
+	t.Helper()
+	code, output := runFor(t.Context(), args...)
+	if code != 0 {
+		t.Fatalf("cascade %s ends with code %d: %s", strings.Join(args, " "), code, output)
+	}
+	return output
+}
+
 // site has the fleet file of one replica and its addresses.
 type site struct {
 	file                                        string

@@ -138,10 +138,7 @@ func TestProfileOfAnEngine(t *testing.T) {
 	if _, out, _ := runProfile(t.Context(), "fit", record, "--json"); !json.Valid([]byte(out)) {
 		t.Errorf("--json prints %s", out)
 	}
-	var log testkit.Log
-	if code := run(t.Context(), []string{"plan", "--profile", profile, "--mix", "chat", "--requests", "200", "--rate", "1", "--replicas", "2"}, &log, &log); code != 0 {
-		t.Errorf("plan with the profile: %s", log.String())
-	}
+	runCommand(t, "plan", "--profile", profile, "--mix", "chat", "--requests", "200", "--rate", "1", "--replicas", "2")
 }
 
 // TestProfileInRealTime recovers an engine's iteration model over real sockets: within 5 %, or within three standard

@@ -105,11 +105,7 @@ func TestUpRefusesUnsupportedEdits(t *testing.T) {
 func TestUpFailsWithDataPlane(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, "")
-	out := new(testkit.Log)
-	if code := run(t.Context(), []string{"up", "-c", s.file, "--envoy", "/bin/false"}, out, out); code != 1 {
-		t.Errorf("code %d", code)
-	}
-	if text := out.String(); !strings.Contains(text, "envoy /bin/false: ") {
-		t.Errorf("it says %q", text)
+	if code, text := runFor(t.Context(), "up", "-c", s.file, "--envoy", "/bin/false"); code != 1 || !strings.Contains(text, "envoy /bin/false: ") {
+		t.Errorf("code %d, it says %q", code, text)
 	}
 }

@@ -14,45 +14,28 @@ import (
 
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
 // TestFleetBySocket runs a fleet in plain text whose components reach the control plane by its Unix socket, with both
 // data planes. By TCP no report is taken.
 func TestFleetBySocket(t *testing.T) {
-	t.Parallel()
-	for name, dataPlane := range map[string]func(t *testing.T, s site){
-		"proxy": func(t *testing.T, s site) {
-			start(t, "proxy", "-c", s.file, "--node-id", "edge", "--log", "error")
-		},
-		"envoy": func(t *testing.T, s site) {
-			envoytest.Binary(t)
-			boot := runCommand(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0")
-			envoytest.Validate(t, boot)
-			envoytest.Start(t, envoytest.Config{Bootstrap: boot})
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			dir := testkit.Must(os.MkdirTemp("", "control")) // its path is short
-			t.Cleanup(func() { os.RemoveAll(dir) })
-			s := newSite(t, "")
-			s.write(t, fmt.Sprintf("control: {listen: %q, admin: %q, socket: %q}", s.control, s.admin, filepath.Join(dir, "s")))
-			s.serve(t)
-			dataPlane(t, s)
-			awaitURL(t, "http://"+s.proxy+"/v1/models", "llama")
-			awaitURL(t, "http://"+s.admin+"/status", `"health": "healthy".*"id": "edge"`)
-			s.sendRequest(t)
+	withEachDataPlane(t, func(t *testing.T, dataPlane func(site)) {
+		dir := testkit.Must(os.MkdirTemp("", "control")) // its path is short
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		s := newSite(t, "")
+		s.write(t, fmt.Sprintf("control: {listen: %q, admin: %q, socket: %q}", s.control, s.admin, filepath.Join(dir, "s")))
+		s.serve(t)
+		dataPlane(s)
+		s.awaitServing(t)
 
-			conn := testkit.Must(grpc.NewClient(s.control, grpc.WithTransportCredentials(insecure.NewCredentials())))
-			defer conn.Close()
-			ctx, cancel := context.WithTimeout(t.Context(), patience)
-			defer cancel()
-			report := testkit.Must(api.NewFleetClient(conn).Report(ctx))
-			_ = report.Send(&api.LoadReport{Replica: "r0"}) // fails once it is refused
-			if _, err := report.Recv(); status.Code(err) != codes.PermissionDenied {
-				t.Errorf("a report by TCP: %v", err)
-			}
-		})
-	}
+		conn := testkit.Must(grpc.NewClient(s.control, grpc.WithTransportCredentials(insecure.NewCredentials())))
+		defer conn.Close()
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		report := testkit.Must(api.NewFleetClient(conn).Report(ctx))
+		_ = report.Send(&api.LoadReport{Replica: "r0"}) // fails once it is refused
+		if _, err := report.Recv(); status.Code(err) != codes.PermissionDenied {
+			t.Errorf("a report by TCP: %v", err)
+		}
+	})
 }

@@ -18,18 +18,6 @@ import (
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
-// runCommand runs a command line, which must succeed, and returns its output.
-func runCommand(t *testing.T, args ...string) string {
-	t.Helper()
-	out := new(testkit.Log)
-	code := run(t.Context(), args, out, out)
-	text := out.String()
-	if code != 0 {
-		t.Fatalf("cascade %s ends with code %d: %s", strings.Join(args, " "), code, text)
-	}
-	return text
-}
-
 // newIdentifiedSite returns a site whose components have identities.
 func newIdentifiedSite(t *testing.T) (s site, dir string) {
 	t.Helper()
@@ -76,6 +64,38 @@ func (s site) sendRequest(t *testing.T) {
 	}
 }
 
+// startEnvoy starts an Envoy as the fleet's node "edge", whose files are written to a directory.
+func (s site) startEnvoy(t *testing.T, dir string) *envoytest.Process {
+	t.Helper()
+	runCommand(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0", "--out", dir)
+	boot := string(testkit.Must(os.ReadFile(filepath.Join(dir, "bootstrap.json"))))
+	envoytest.Validate(t, boot)
+	return envoytest.Start(t, envoytest.Config{Bootstrap: boot})
+}
+
+// withEachDataPlane runs a test with the fleet's node "edge" as a proxy and as an Envoy, which dataPlane starts. They
+// may run at the same time.
+func withEachDataPlane(t *testing.T, test func(t *testing.T, dataPlane func(s site))) {
+	t.Parallel()
+	t.Run("proxy", func(t *testing.T) {
+		t.Parallel()
+		test(t, func(s site) { start(t, "proxy", "-c", s.file, "--node-id", "edge", "--log", "error") })
+	})
+	t.Run("envoy", func(t *testing.T) {
+		t.Parallel()
+		envoytest.Binary(t)
+		test(t, func(s site) { s.startEnvoy(t, filepath.Join(filepath.Dir(s.file), "envoy")) })
+	})
+}
+
+// awaitServing waits until the node "edge" serves the replica, and sends a request through it.
+func (s site) awaitServing(t *testing.T) {
+	t.Helper()
+	awaitURL(t, "http://"+s.proxy+"/v1/models", "llama")
+	awaitURL(t, "http://"+s.admin+"/status", `"health": "healthy".*"id": "edge"`)
+	s.sendRequest(t)
+}
+
 const notThem = "client refused: its certificate does not match"
 
 // refused counts the log lines about refused clients.
@@ -91,9 +111,7 @@ func TestFleetWithIdentities(t *testing.T) {
 	s, dir := newIdentifiedSite(t)
 	c := s.serve(t)
 	start(t, "proxy", "-c", s.file, "--node-id", "edge", "--log", "error")
-	awaitURL(t, "http://"+s.proxy+"/v1/models", "llama")
-	awaitURL(t, "http://"+s.admin+"/status", `"health": "healthy".*"id": "edge"`)
-	s.sendRequest(t)
+	s.awaitServing(t)
 
 	// Front ends serve proxies and operators, and no other component.
 	for who, want := range map[identity.Role]int{identity.Proxy: http.StatusOK, identity.Control: http.StatusForbidden, identity.Migrator: http.StatusForbidden} {
@@ -112,19 +130,14 @@ func TestFleetWithIdentities(t *testing.T) {
 		}
 	}
 
-	out := new(testkit.Log)
-	if code := run(t.Context(), []string{"proxy", "-c", s.file, "--node-id", "unknown"}, out, out); code == 0 {
+	if code, _ := runFor(t.Context(), "proxy", "-c", s.file, "--node-id", "unknown"); code == 0 {
 		t.Error("a proxy without a certificate starts")
 	}
 	fixed := filepath.Join(t.TempDir(), "fleet.yaml")
 	elsewhere := site{file: fixed, proxy: testkit.Addresses(t, 1)[0], control: s.control, admin: s.admin, engine: s.engine, front: s.front, peers: s.peers}
 	elsewhere.write(t, strings.NewReplacer("{role}", "proxy", "{name}", "edge-2").Replace(identities(dir, dir)))
-	out = new(testkit.Log)
-	if code := run(t.Context(), []string{"proxy", "-c", fixed, "--node-id", "edge"}, out, out); code == 0 {
-		t.Error("a proxy with another's certificate starts")
-	}
-	if text := out.String(); !strings.Contains(text, "is spiffe://fleet.test/proxy/edge-2, and spiffe://fleet.test/proxy/edge is wanted") {
-		t.Errorf("the output is %s", text)
+	if code, text := runFor(t.Context(), "proxy", "-c", fixed, "--node-id", "edge"); code == 0 || !strings.Contains(text, "is spiffe://fleet.test/proxy/edge-2, and spiffe://fleet.test/proxy/edge is wanted") {
+		t.Errorf("a proxy with another's certificate ends with code %d: %s", code, text)
 	}
 	if got := c.refused(); got != 0 {
 		t.Errorf("%d refusals of the fleet's own parts", got)
@@ -168,15 +181,8 @@ func TestEnvoyIdentity(t *testing.T) {
 	envoytest.Binary(t)
 	s, dir := newIdentifiedSite(t)
 	c := s.serve(t)
-	out := filepath.Join(dir, "envoy")
-	runCommand(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0", "--out", out)
-	boot, err := os.ReadFile(filepath.Join(out, "bootstrap.json"))
-	testkit.NoError(t, err)
-	envoytest.Validate(t, string(boot))
-	edge := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
-	awaitURL(t, "http://"+s.proxy+"/v1/models", "llama")
-	awaitURL(t, "http://"+s.admin+"/status", `"health": "healthy".*"id": "edge"`)
-	s.sendRequest(t)
+	edge := s.startEnvoy(t, filepath.Join(dir, "envoy"))
+	s.awaitServing(t)
 	connected := edge.Stats("cascade-xds.upstream_cx_total")
 
 	began := time.Now()
@@ -236,12 +242,8 @@ func TestAttackEdgeKeyEnvoy(t *testing.T) {
 	}
 	s.write(t, downstream("edge"))
 	c := s.serve(t)
-	out := new(testkit.Log)
-	if code := run(t.Context(), []string{"envoy-bootstrap", "-c", s.file, "--node-id", "edge-2"}, out, out); code == 0 {
-		t.Error("a bootstrap for a proxy that is not listed")
-	}
-	if text := out.String(); !strings.Contains(text, `node id "edge-2" is not in proxy.nodes`) {
-		t.Errorf("the output is %s", text)
+	if code, text := runFor(t.Context(), "envoy-bootstrap", "-c", s.file, "--node-id", "edge-2"); code == 0 || !strings.Contains(text, `node id "edge-2" is not in proxy.nodes`) {
+		t.Errorf("the bootstrap of a proxy that is not listed ends with code %d: %s", code, text)
 	}
 	own := s
 	own.file = filepath.Join(t.TempDir(), "fleet.yaml") // as its owner wrote it
@@ -277,11 +279,7 @@ func TestEnvoyRotates(t *testing.T) {
 	envoytest.Binary(t)
 	s, dir := newIdentifiedSite(t)
 	s.serve(t)
-	out := filepath.Join(dir, "envoy")
-	runCommand(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0", "--out", out)
-	boot, err := os.ReadFile(filepath.Join(out, "bootstrap.json"))
-	testkit.NoError(t, err)
-	edge := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
+	edge := s.startEnvoy(t, filepath.Join(dir, "envoy"))
 	awaitURL(t, "http://"+s.admin+"/status", `"health": "healthy".*"id": "edge"`)
 	serial := func() string {
 		var page struct {

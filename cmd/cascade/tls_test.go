@@ -16,7 +16,6 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/internal/identity"
 	"github.com/cascadeinfer/cascade/internal/testkit"
-	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
 // issue writes a new authority and a certificate of it, valid on loopback, into dir.
@@ -43,65 +42,46 @@ func keysOf(t *testing.T, files config.TLS) *certs.Provider {
 // TestFleetUnderTLS runs all components with mutual TLS, with both data planes, and then connects
 // without a certificate, and with that of another authority.
 func TestFleetUnderTLS(t *testing.T) {
-	t.Parallel()
-	for name, dataPlane := range map[string]func(t *testing.T, s site){
-		"proxy": func(t *testing.T, s site) {
-			start(t, "proxy", "-c", s.file, "--node-id", "edge", "--log", "error")
-		},
-		"envoy": func(t *testing.T, s site) {
-			envoytest.Binary(t)
-			out := filepath.Join(filepath.Dir(s.file), "envoy")
-			runCommand(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0", "--out", out)
-			boot, err := os.ReadFile(filepath.Join(out, "bootstrap.json"))
-			testkit.NoError(t, err)
-			envoytest.Validate(t, string(boot))
-			envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s := newSite(t, "tls: {}")
-			s.write(t, fmt.Sprintf("tls: {cert: cert.pem, key: key.pem, ca: ca.pem, envoy_dir: %q}", filepath.Join(filepath.Dir(s.file), "envoy")))
-			files := issue(t, filepath.Dir(s.file))
-			s.serve(t)
-			dataPlane(t, s)
-			awaitURL(t, "http://"+s.proxy+"/v1/models", "llama")
-			awaitURL(t, "http://"+s.admin+"/status", `"health": "healthy".*"id": "edge"`)
-			s.sendRequest(t)
+	withEachDataPlane(t, func(t *testing.T, dataPlane func(site)) {
+		s := newSite(t, "tls: {}")
+		s.write(t, fmt.Sprintf("tls: {cert: cert.pem, key: key.pem, ca: ca.pem, envoy_dir: %q}", filepath.Join(filepath.Dir(s.file), "envoy")))
+		files := issue(t, filepath.Dir(s.file))
+		s.serve(t)
+		dataPlane(s)
+		s.awaitServing(t)
 
-			// Between migrators: in with the fleet's certificate, where a request that names no
-			// front end is refused.
-			peers, scheme := keysOf(t, files).PeerTransport(func(string) string { return "" })
-			client := &http.Client{Transport: peers, Timeout: patience}
-			resp, err := client.Get(scheme + "://" + s.peers + "/nothing")
-			if err != nil {
-				t.Fatalf("a peer: %v", err)
-			}
-			resp.Body.Close()
-			client.CloseIdleConnections()
-			if resp.StatusCode != http.StatusForbidden {
-				t.Errorf("a peer: %s", resp.Status)
-			}
+		// Between migrators: in with the fleet's certificate, where a request that names no
+		// front end is refused.
+		peers, scheme := keysOf(t, files).PeerTransport(func(string) string { return "" })
+		client := &http.Client{Transport: peers, Timeout: patience}
+		resp, err := client.Get(scheme + "://" + s.peers + "/nothing")
+		if err != nil {
+			t.Fatalf("a peer: %v", err)
+		}
+		resp.Body.Close()
+		client.CloseIdleConnections()
+		if resp.StatusCode != http.StatusForbidden {
+			t.Errorf("a peer: %s", resp.Status)
+		}
 
-			stranger := keysOf(t, issue(t, t.TempDir())).ControlClientConfig("127.0.0.1")
-			stranger.VerifyConnection = nil
-			plain := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}
-			for _, door := range []string{s.control, s.peers, s.front} {
-				if resp, err := plain.Get("http://" + door + "/v1/models"); err == nil {
-					resp.Body.Close()
-					if resp.StatusCode != http.StatusBadRequest {
-						t.Errorf("%s in plain text: %s", door, resp.Status)
-					}
-				}
-				if err := dialTLS(door, &tls.Config{InsecureSkipVerify: true}); err == nil || !strings.Contains(err.Error(), "certificate required") {
-					t.Errorf("%s without a certificate: %v", door, err)
-				}
-				if err := dialTLS(door, stranger); err == nil || !strings.Contains(err.Error(), "unknown certificate authority") {
-					t.Errorf("%s with a stranger's certificate: %v", door, err)
+		stranger := keysOf(t, issue(t, t.TempDir())).ControlClientConfig("127.0.0.1")
+		stranger.VerifyConnection = nil
+		plain := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: patience}
+		for _, door := range []string{s.control, s.peers, s.front} {
+			if resp, err := plain.Get("http://" + door + "/v1/models"); err == nil {
+				resp.Body.Close()
+				if resp.StatusCode != http.StatusBadRequest {
+					t.Errorf("%s in plain text: %s", door, resp.Status)
 				}
 			}
-		})
-	}
+			if err := dialTLS(door, &tls.Config{InsecureSkipVerify: true}); err == nil || !strings.Contains(err.Error(), "certificate required") {
+				t.Errorf("%s without a certificate: %v", door, err)
+			}
+			if err := dialTLS(door, stranger); err == nil || !strings.Contains(err.Error(), "unknown certificate authority") {
+				t.Errorf("%s with a stranger's certificate: %v", door, err)
+			}
+		}
+	})
 }
 
 // dialTLS opens a connection and waits for data; nil means that the server sends some, or waits.
