@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -44,6 +43,7 @@ func TestMetrics(t *testing.T) {
 		r.Last = r.TTFT + float64(r.Tokens-1)*0.02*math.Exp(rng.NormFloat64()/9)
 		r.E2E = r.Last
 		c.AddArrival(durationOf(due))
+		c.AddTokens(durationOf(due), 30)
 		ends = append(ends, r.Due+r.E2E)
 		if i%50 == 0 {
 			r.Error = Cut
@@ -86,7 +86,7 @@ func TestMetrics(t *testing.T) {
 	if len(m.Deciles) != 10 || sum != 20000 || bad != failed {
 		t.Errorf("%d deciles of %d requests, %d failed", len(m.Deciles), sum, bad)
 	}
-	if got := m.Timeline[30]; len(m.Timeline) != moments || !nearBy(got.Arrivals, 100, 0.05) || !nearBy(got.TTFT, m.TTFT.Mean, 0.3) || got.Outstanding < 100 || got.Outstanding > 600 {
+	if got := m.Timeline[30]; len(m.Timeline) != moments || !nearBy(got.Arrivals, 100, 0.05) || !nearBy(got.Tokens, 3000, 0.05) || !nearBy(got.TTFT, m.TTFT.Mean, 0.3) || got.Outstanding < 100 || got.Outstanding > 600 {
 		t.Errorf("%d moments, the 30th %+v", len(m.Timeline), got)
 	}
 }
@@ -99,21 +99,5 @@ func TestBuckets(t *testing.T) {
 			t.Fatalf("length %d is in bucket %d [%d, %d) after %d", length, b, lowest(b), lowest(b+1), last)
 		}
 		last = b
-	}
-}
-
-func TestTokensOverTime(t *testing.T) {
-	var c Collector
-	for i := range 100_000 {
-		c.AddTokens(time.Duration(i)*time.Millisecond, 3)
-	}
-	c.AddEnd(&Record{E2E: 100, Tokens: 1, TTFT: 1, Last: 100})
-	for _, m := range c.Metrics().Timeline {
-		if !nearBy(m.Tokens, 3000, 0.03) {
-			t.Fatalf("%+v, want 3000 tokens/s", m)
-		}
-	}
-	if m := (&Collector{}).Metrics(); m.Timeline != nil || m.Deciles != nil || m.TTFT.Count != 0 {
-		t.Errorf("empty: %+v", m)
 	}
 }

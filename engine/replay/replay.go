@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"math"
 	"net"
 	"net/http"
@@ -94,7 +93,6 @@ type Config struct {
 	Progress func(Progress)
 	// Transport sends the requests; nil creates one from Connections and HTTP2.
 	Transport http.RoundTripper
-	Logger    *slog.Logger // nil discards
 }
 
 // Progress is the state of a run.
@@ -113,9 +111,6 @@ func (c Config) withDefaults() Config {
 	c.Connections = cmp.Or(c.Connections, DefaultConnections)
 	if c.CPU == nil {
 		c.CPU = procStat
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return c
 }

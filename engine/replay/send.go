@@ -112,7 +112,6 @@ func (r *Replay) send(ctx context.Context, i int) Record {
 		f := classify(ctx, err)
 		record.Error, record.Message = f.kind, f.err.Error()
 		record.Waited = waited.Seconds()
-		r.cfg.Logger.Debug("request failed", "index", i, "input", request.Input, "kind", f.kind, "error", f.err)
 	}
 	return record
 }

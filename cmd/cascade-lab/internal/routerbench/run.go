@@ -201,7 +201,7 @@ func (m *matrix) withEmulated(ctx context.Context, dir string, e *contestant.Eng
 
 // replayConfig returns how the requests of a cell are replayed.
 func (m *matrix) replayConfig(c cell, in input, url string) replay.Config {
-	return replay.Config{Name: c.Contestant, Target: url, Model: m.model.Name, Requests: in.requests, Speed: m.speed, SLO: in.slo, BesideNiced: m.besideNiced, Logger: m.log}
+	return replay.Config{Name: c.Contestant, Target: url, Model: m.model.Name, Requests: in.requests, Speed: m.speed, SLO: in.slo, BesideNiced: m.besideNiced}
 }
 
 // replay replays the requests of a cell on engines in stages.
