@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"slices"
@@ -38,9 +37,7 @@ func newFleet(t *testing.T, source trace.Source, records *[]replay.Record, cuts 
 func TestGrowthMoves(t *testing.T) {
 	var records []replay.Record
 	s := newFleet(t, &requests{{Input: 500, Output: 2000}}, &records, 1000)
-	if _, err := s.Run(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(s.Run(t.Context()))
 	r, m := records[0], s.cascade.moves()
 	a, b := s.replicas[0].scheduler.Stats().GenerationTokens, s.replicas[1].scheduler.Stats().GenerationTokens
 	// It is offered when it has left the bucket above the cut, at 1,024.
@@ -69,12 +66,12 @@ func TestNoMoves(t *testing.T) {
 	var records []replay.Record
 	s := newFleet(t, &requests{{Input: 500, Output: 2000}, {Input: 10, Output: 900}}, &records, 1000)
 	s.cascade.market = false
-	if _, err := s.Run(context.Background()); err != nil || s.cascade.moves().Moved+s.cascade.moves().Offered != 0 || len(records) != 2 {
+	if _, err := s.Run(t.Context()); err != nil || s.cascade.moves().Moved+s.cascade.moves().Offered != 0 || len(records) != 2 {
 		t.Errorf("%v, %+v, %d records", err, s.cascade.moves(), len(records))
 	}
 	records = nil
 	s = newFleet(t, &requests{{Input: 10, Output: 900}, {Input: 1200, Output: 10}}, &records, 1000)
-	if _, err := s.Run(context.Background()); err != nil || s.cascade.moves().Moved != 0 || len(records) != 2 {
+	if _, err := s.Run(t.Context()); err != nil || s.cascade.moves().Moved != 0 || len(records) != 2 {
 		t.Errorf("%v, %+v, %d records", err, s.cascade.moves(), len(records))
 	}
 	if a, b := s.replicas[0].scheduler.Stats().GenerationTokens, s.replicas[1].scheduler.Stats().GenerationTokens; a != 900 || b != 10 {
@@ -96,32 +93,22 @@ func TestCascadeKeepsEveryToken(t *testing.T) {
 				testkit.SkipSlow(t) // Paper with another refiner, which TestDeterminism runs, too
 			}
 			source := requests(mix)
-			seen := map[int]bool{}
-			c := Config{Replicas: 8, Profile: testkit.Must(cost.Builtin("rtxpro6000-llama-3.1-8b")), Policy: policy, KVTokens: 120_000, Source: &source, Record: func(r *replay.Record) {
-				if r.Error != "" || r.Tokens != int64(r.Output) || seen[r.Index] {
-					t.Errorf("%+v", r)
-				}
-				seen[r.Index] = true
-			}}
+			var records []replay.Record
+			c := Config{Replicas: 8, Profile: testkit.Must(cost.Builtin("rtxpro6000-llama-3.1-8b")), Policy: policy, KVTokens: 120_000, Source: &source}
+			c.Record = func(r *replay.Record) { records = append(records, *r) }
 			if policy != OneStage {
 				c.KVTokens, c.IterationRatio = 0, -1 // stages
 			}
 			s := testkit.Must(New(c))
-			result := testkit.Must(s.Run(context.Background()))
-			if len(seen) != len(mix) || result.Completed != len(mix) {
-				t.Errorf("%d of %d requests ended", len(seen), len(mix))
-			}
+			result := testkit.Must(s.Run(t.Context()))
+			checkEnds(t, policy, mix, records)
+			checkIdle(t, s)
 			var want uint64
 			for _, r := range mix {
 				want += uint64(r.Output)
 			}
 			if result.Engines.GenerationTokens != want {
 				t.Errorf("%d tokens were generated, want %d", result.Engines.GenerationTokens, want)
-			}
-			for _, r := range s.replicas {
-				if x := r.scheduler.Stats(); x.UsedBlocks != x.Reserved || x.Running+x.Waiting+x.Frozen != 0 || len(r.resident) != 0 {
-					t.Errorf("replica %d: %+v, %d residents", r.index, x, len(r.resident))
-				}
 			}
 			m := s.cascade.moves()
 			still := policy == WithoutMoves || policy == StaticSplit

@@ -1,7 +1,7 @@
 package sim
 
 import (
-	"context"
+	"fmt"
 	"math"
 	"testing"
 	"time"
@@ -19,9 +19,7 @@ func runCentral(t *testing.T, c Config, source requests) (*Sim, []replay.Record)
 	c.Profile, c.Source, c.Record = profile, &source, func(r *replay.Record) { records = append(records, *r) }
 	c.Profile.LinkRate, c.Profile.TransferBase = 1e6*float64(profile.KVBytesPerToken), 0.02
 	s := testkit.Must(New(c))
-	if _, err := s.Run(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(s.Run(t.Context()))
 	for _, r := range s.replicas {
 		if x := r.scheduler.Stats(); x.UsedBlocks != 0 || x.Reserved != 0 || x.Running+x.Waiting+x.Frozen != 0 || len(r.resident)+len(r.transfers)+r.sending+r.receiving != 0 {
 			t.Errorf("replica %d: %+v, %d residents, %d transfers", r.index, x, len(r.resident), len(r.transfers))
@@ -107,14 +105,7 @@ func TestMovesInFaults(t *testing.T) {
 	for _, policy := range []string{"llumnix", "llumnix-balanced", prefillDecode} {
 		var moved, failed uint64
 		for seed := range uint64(12) {
-			source := requests{}
-			for next := mix(400, 120, seed); ; {
-				r, err := next.Next()
-				if err != nil {
-					break
-				}
-				source = append(source, r)
-			}
+			source := requests(testkit.Must(trace.Collect(mix(400, 120, seed))))
 			c := Config{Replicas: 5, Policy: policy, KVTokens: 3000, Seed: seed, HealthDelay: 300 * time.Millisecond}
 			for i := range 5 { // each once, one of them for ever
 				at := time.Duration(500+700*i) * time.Millisecond
@@ -122,16 +113,7 @@ func TestMovesInFaults(t *testing.T) {
 			}
 			c.Faults = append(c.Faults, Fault{Kind: Drain, Replica: 1, At: 2 * time.Second, Until: 3 * time.Second}, Fault{Kind: Fail, Replica: 4, At: 5 * time.Second})
 			s, records := runCentral(t, c, source)
-			seen := map[int]bool{}
-			for _, r := range records {
-				if seen[r.Index] || r.Error == "" && r.Tokens != int64(source[r.Index].Output) {
-					t.Errorf("%s, seed %d: %+v", policy, seed, r)
-				}
-				seen[r.Index] = true
-			}
-			if len(seen) != len(source) {
-				t.Errorf("%s, seed %d: %d of %d requests ended", policy, seed, len(seen), len(source))
-			}
+			checkEnds(t, fmt.Sprintf("%s, seed %d", policy, seed), source, records, replay.Cut, replay.Connect, TooLong)
 			m := s.central.moves()
 			moved, failed = moved+m.Moved, failed+m.Failed
 		}

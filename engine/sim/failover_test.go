@@ -1,7 +1,7 @@
 package sim
 
 import (
-	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -19,9 +19,7 @@ func TestRescue(t *testing.T) {
 	var records []replay.Record
 	s := newFleet(t, &requests{{Input: 500, Output: 2000}}, &records, 1000)
 	s.cfg.Faults = []Fault{{Kind: Fail, Replica: 1, At: 15 * time.Second}}
-	if _, err := s.Run(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(s.Run(t.Context()))
 	r, m := records[0], s.cascade.moves()
 	if len(records) != 1 || r.Error != "" || r.Tokens != 2000 || m.Rescued != 1 || m.Moved != 1 {
 		t.Fatalf("%+v, %+v", records, m)
@@ -46,9 +44,7 @@ func TestFrontEndFails(t *testing.T) {
 	var records []replay.Record
 	s := newFleet(t, &requests{{Input: 500, Output: 2000}, {At: 15500 * time.Millisecond, Input: 100, Output: 5}}, &records, 1000)
 	s.cfg.Faults = []Fault{{Kind: Fail, Replica: 0, At: 15 * time.Second}}
-	if _, err := s.Run(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(s.Run(t.Context()))
 	if len(records) != 2 || records[0].Error != replay.Cut || records[0].E2E != 15 || records[0].Tokens < 1000 {
 		t.Fatalf("%+v", records)
 	}
@@ -83,9 +79,7 @@ func TestDrainMovesRequests(t *testing.T) {
 			held[second] = len(lengths)
 		}
 	}
-	if _, err := s.Run(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(s.Run(t.Context()))
 	for _, r := range records {
 		if r.Error != "" || r.Tokens != 600 {
 			t.Errorf("%+v", r)
@@ -134,32 +128,19 @@ func TestCascadeInFaults(t *testing.T) {
 			g.Requests, g.Rate, g.Seed = 900, 60, seed
 			source := requests(testkit.Must(g.Generate()))
 			all := slices.Clone(source)
-			seen := map[int]bool{}
+			var records []replay.Record
 			c := Config{
 				Replicas: 5, Policy: policy, Profile: testkit.Must(cost.Builtin("h200-llama-3.1-8b")), KVTokens: 30_000, Seed: seed, Source: &source, Admission: seed%2 == 1, HealthDelay: 500 * time.Millisecond,
-				Record: func(r *replay.Record) {
-					if seen[r.Index] || r.Error == "" && r.Tokens != int64(all[r.Index].Output) || r.Error != "" && r.Error != replay.Cut && r.Error != TooLong && r.Error != Refused {
-						t.Errorf("%s, seed %d: %+v", policy, seed, r)
-					}
-					seen[r.Index] = true
-				},
+				Record: func(r *replay.Record) { records = append(records, *r) },
 			}
 			for i := range 5 {
 				at := time.Duration(2000+2500*i) * time.Millisecond
 				c.Faults = append(c.Faults, Fault{Kind: Fail, Replica: i, At: at, Until: at + 1500*time.Millisecond}, Fault{Kind: Drain, Replica: (i + 2) % 5, At: at + time.Second, Until: at + 2*time.Second})
 			}
 			s := testkit.Must(New(c))
-			if _, err := s.Run(context.Background()); err != nil {
-				t.Fatal(err)
-			}
-			if len(seen) != len(all) {
-				t.Errorf("%s, seed %d: %d of %d requests ended", policy, seed, len(seen), len(all))
-			}
-			for _, r := range s.replicas {
-				if x := r.scheduler.Stats(); x.UsedBlocks != x.Reserved || x.Running+x.Waiting+x.Frozen != 0 || len(r.resident)+len(r.transfers) != 0 {
-					t.Errorf("%s, seed %d, replica %d: %+v, %d residents, %d transfers", policy, seed, r.index, x, len(r.resident), len(r.transfers))
-				}
-			}
+			testkit.Must(s.Run(t.Context()))
+			checkEnds(t, fmt.Sprintf("%s, seed %d", policy, seed), all, records, replay.Cut, TooLong, Refused)
+			checkIdle(t, s)
 			for _, f := range s.cascade.fronts {
 				if w := f.ledger.Work(); w.Requests != 0 || w.Demand != 0 || w.Waiting != 0 {
 					t.Errorf("%s, seed %d: %s believes to have %+v", policy, seed, f.id, w)

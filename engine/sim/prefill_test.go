@@ -1,8 +1,9 @@
 package sim
 
 import (
-	"context"
+	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -31,9 +32,7 @@ func TestPrefillRole(t *testing.T) {
 			c.source[i].At = time.Duration(3+20*i) * time.Second // summaries have come
 		}
 		s := testkit.Must(New(Config{Replicas: 2, PrefillReplicas: 1, Profile: profile, Policy: OneStage, Source: &c.source, Record: func(r *replay.Record) { records = append(records, *r) }}))
-		if _, err := s.Run(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(s.Run(t.Context()))
 		a, b, m := s.replicas[0].scheduler.Stats(), s.replicas[1].scheduler.Stats(), s.cascade.moves()
 		want, moves := c.first[len(c.first)-1], uint64(0)
 		for i, x := range c.first {
@@ -75,9 +74,7 @@ func TestPrefillRanges(t *testing.T) {
 		source = append(source, r)
 	}
 	s := testkit.Must(New(Config{Replicas: 5, PrefillReplicas: 2, Profile: profile, KVTokens: 1_000_000, Policy: OneStage, Source: &source}))
-	if _, err := s.Run(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	testkit.Must(s.Run(t.Context()))
 	ranges := s.cascade.plans.PrefillRanges()
 	if len(ranges) != 2 || ranges[0].High <= 1500 || ranges[0].High > 50_000 || ranges[1].Low != ranges[0].High {
 		t.Fatalf("ranges %+v", ranges)
@@ -102,7 +99,6 @@ func TestPrefillRanges(t *testing.T) {
 // TestPrefillRoleInFaults loses prefill replicas and others, and drains them.
 func TestPrefillRoleInFaults(t *testing.T) {
 	for seed := range uint64(3) {
-		seen := map[int]bool{}
 		c := Config{
 			Replicas: 5, PrefillReplicas: 2, Policy: Cascade, KVTokens: 30_000, Seed: seed, HealthDelay: 500 * time.Millisecond,
 			Stages: policies.Partition{Cuts: []policies.Tokens{1500}, Counts: []int{2, 1}},
@@ -111,25 +107,15 @@ func TestPrefillRoleInFaults(t *testing.T) {
 			at := time.Duration(3000+3000*i) * time.Millisecond
 			c.Faults = append(c.Faults, Fault{Kind: Fail, Replica: i, At: at, Until: at + 2*time.Second}, Fault{Kind: Drain, Replica: (i + 2) % 5, At: at + time.Second, Until: at + 2*time.Second})
 		}
-		var source requests
-		for next := mix(400, 20, seed); ; {
-			r, err := next.Next()
-			if err != nil {
-				break
-			}
-			r.Input *= 4
-			source = append(source, trace.Request{At: r.At, Input: r.Input, Output: r.Output})
+		source := requests(testkit.Must(trace.Collect(mix(400, 20, seed))))
+		for i, r := range source {
+			source[i] = trace.Request{At: r.At, Input: 4 * r.Input, Output: r.Output}
 		}
-		all := append(requests{}, source...)
+		all := slices.Clone(source)
 		result, records := run(t, c, &source)
-		for _, r := range records {
-			if seen[r.Index] || r.Error == "" && r.Tokens != int64(all[r.Index].Output) || r.Error != "" && r.Error != replay.Cut {
-				t.Errorf("seed %d: %+v", seed, r)
-			}
-			seen[r.Index] = true
-		}
-		if len(seen) != len(all) || result.Moves.Prefill == 0 {
-			t.Errorf("seed %d: %d of %d requests ended, %+v", seed, len(seen), len(all), result.Moves)
+		checkEnds(t, fmt.Sprint("seed ", seed), all, records, replay.Cut)
+		if result.Moves.Prefill == 0 {
+			t.Errorf("seed %d: %+v", seed, result.Moves)
 		}
 	}
 }

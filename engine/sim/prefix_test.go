@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"context"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -191,7 +190,7 @@ func TestPullsFail(t *testing.T) {
 	}
 	var source requests = *turns(40, 4, 2)
 	s := testkit.Must(New(Config{Replicas: 4, Profile: p, Policy: OneStage, Faults: faults, Source: &source}))
-	r, err := s.Run(context.Background())
+	r, err := s.Run(t.Context())
 	testkit.NoError(t, err)
 	if r.Moves.Pulls < 5 || r.Completed == 0 {
 		t.Errorf("%+v, %d completed", r.Moves, r.Completed)

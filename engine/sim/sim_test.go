@@ -3,7 +3,6 @@ package sim
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"io"
@@ -57,9 +56,35 @@ func run(t testing.TB, c Config, source trace.Source) (Result, []replay.Record) 
 	}
 	s, err := New(c)
 	testkit.NoError(t, err)
-	result, err := s.Run(context.Background())
+	result, err := s.Run(t.Context())
 	testkit.NoError(t, err)
 	return result, records
+}
+
+// checkEnds checks that each request has ended once, with all its tokens or with one of these failures.
+func checkEnds(t *testing.T, what string, all []trace.Request, records []replay.Record, failures ...replay.Kind) {
+	t.Helper()
+	seen := map[int]bool{}
+	for _, r := range records {
+		if seen[r.Index] || r.Error == "" && r.Tokens != int64(all[r.Index].Output) || r.Error != "" && !slices.Contains(failures, r.Error) {
+			t.Errorf("%s: %+v", what, r)
+		}
+		seen[r.Index] = true
+	}
+	if len(seen) != len(all) {
+		t.Errorf("%s: %d of %d requests ended", what, len(seen), len(all))
+	}
+}
+
+// checkIdle checks that no request and no transfer is left, and no block but those that are reserved for good.
+func checkIdle(t *testing.T, s *Sim) {
+	t.Helper()
+	for _, r := range s.replicas {
+		x := r.scheduler.Stats()
+		if x.UsedBlocks != x.Reserved || x.Running+x.Waiting+x.Frozen != 0 || len(r.resident)+len(r.transfers)+r.sending+r.receiving != 0 {
+			t.Errorf("%s, replica %d: %+v, %d residents, %d transfers", s.cfg.Policy, r.index, x, len(r.resident), len(r.transfers))
+		}
+	}
 }
 
 func near(a, b, by float64) bool { return math.Abs(a-b) <= by*math.Abs(b) }
@@ -181,9 +206,7 @@ func TestStaleLoads(t *testing.T) {
 		c.Source, c.Profile, c.Replicas, c.Policy = source(), profile, 2, "least-load"
 		s, err := New(c)
 		testkit.NoError(t, err)
-		if _, err := s.Run(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(s.Run(t.Context()))
 		for _, r := range s.replicas {
 			replicas = append(replicas, int(r.scheduler.Stats().PromptTokens))
 		}
@@ -307,7 +330,7 @@ func TestBadConfigs(t *testing.T) {
 	late := good
 	late.Source = &requests{{At: 2, Input: 1, Output: 1}, {At: 1, Input: 1, Output: 1}}
 	s, _ := New(late)
-	if _, err := s.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "sort the trace") {
+	if _, err := s.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "sort the trace") {
 		t.Errorf("out of order: %v", err)
 	}
 	result, records := run(t, Config{KVTokens: 100}, &requests{{Input: 90, Output: 10}, {Input: 97, Output: 4}})
@@ -323,9 +346,7 @@ func TestMemoryIsFlat(t *testing.T) {
 	live := func(policy string, n int) uint64 {
 		s, err := New(Config{Replicas: 4, Profile: profile, Policy: policy, Source: mix(n, 75, 1)})
 		testkit.NoError(t, err)
-		if _, err := s.Run(context.Background()); err != nil {
-			t.Fatal(err)
-		}
+		testkit.Must(s.Run(t.Context()))
 		runtime.GC()
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
