@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc/status"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/internal/testkit/plantest"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
@@ -51,7 +53,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 //	confirm a [DIGEST]        an operator confirms the list that a holds back
 //	requests a …              prints how many requests were counted
 //	refuse a VERSION          a proxy of a refused this version of a cluster
-//	store works|conflict|full|read-only|unreadable|slow|hung|stuck|late  what the store does;
+//	store works|full|read-only|unreadable|slow|hung|stuck|late  what the store does;
 //	                          slow: the watch delivers only with the command deliver;
 //	                          hung: writes do not return, and fail then; stuck: they
 //	                          are made when the store works; late: they are made after
@@ -91,6 +93,34 @@ func TestUnansweredOrder(t *testing.T) {
 		for _, want := range []error{fleetstate.ErrUnanswered, fleetstate.ErrNotStored} {
 			if err := w.planes["a"].Order(t.Context(), fleetstate.Pin{Model: "m", By: "ann"}); !errors.Is(err, want) {
 				t.Errorf("%v, want %v", err, want)
+			}
+		}
+	})
+}
+
+// TestOrdersAtOnce checks that of two orders which two control planes write at the same time, the one that loses is made on
+// the object of the other.
+func TestOrdersAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		defer w.end()
+		w.start("a", replicas([]string{"r0", "r1", "r2"}), true, false)
+		w.start("b", replicas([]string{"r0", "r1", "r2"}), true, false)
+		w.wait(3 * time.Second)
+		w.store.mu.Lock()
+		w.store.fault = "late"
+		w.store.mu.Unlock()
+		var orders sync.WaitGroup
+		for plane, id := range map[string]policies.ReplicaID{"a": "r0", "b": "r1"} {
+			orders.Go(func() { testkit.NoError(t, w.planes[plane].Order(t.Context(), fleetstate.Drain{Replica: id})) })
+		}
+		orders.Wait()
+		w.wait(time.Second)
+		for name, p := range w.planes {
+			for _, r := range p.Snapshot().Models[0].Replicas {
+				if r.Drained != (r.ID != "r2") {
+					t.Errorf("%s: %s is drained: %v", name, r.ID, r.Drained)
+				}
 			}
 		}
 	})
