@@ -221,29 +221,6 @@ func TestOddArguments(t *testing.T) {
 	}
 }
 
-// TestUnbiased checks that the mean of many short observations is the true rate, at
-// ages from a hundredth of τ to many τ.
-func TestUnbiased(t *testing.T) {
-	rng := rand.New(rand.NewPCG(2, 2))
-	const rate, tau = 50, 10
-	for _, age := range []float64{0.1, 1, 5, 10, 100} {
-		sum := 0.0
-		runs := int(400 * max(1, 3/age))
-		for range runs {
-			c := partition.NewFlowCounter([]policies.Tokens{0}, tau)
-			c.Rates(0)
-			for now := rng.ExpFloat64() / rate; now < age; now += rng.ExpFloat64() / rate {
-				c.CountArrival(now, 1, 0)
-			}
-			sum += c.Rates(age).Arrivals[0]
-		}
-		// The relative error of one run is at most about 1/√(rate·age).
-		if mean, bound := sum/float64(runs), 5*rate/math.Sqrt(rate*min(age, tau)*float64(runs)); math.Abs(mean-rate) > bound {
-			t.Errorf("at age %v the mean rate is %v, want %v ± %v", age, mean, rate, bound)
-		}
-	}
-}
-
 func TestAllocations(t *testing.T) {
 	c := partition.NewFlowCounter(policies.BucketEdges(131072, 8), 0)
 	now := 0.0

@@ -140,66 +140,6 @@ func TestDivideExactly(t *testing.T) {
 	}
 }
 
-// TestDivideShortens simulates queues of prompts: divided as proposed, prompts wait for less than at
-// random replicas, in proportion to their own time, and about as long as predicted; short ones wait for less.
-func TestDivideShortens(t *testing.T) {
-	const rate, n = 8.0, 200_000
-	lengths, shares := []float64{1500, 6000, 80_000}, []float64{0.8, 0.18, 0.02}
-	var pairs []float64
-	for i, l := range lengths {
-		pairs = append(pairs, l, rate*shares[i])
-	}
-	for _, k := range []int{5, 6} {
-		ranges, _ := divideClasses(prompts(pairs...), k)
-		predicted, _ := predictWaiting(prompts(pairs...), ranges)
-		if len(ranges) < 2 {
-			t.Fatalf("%d replicas are not divided", k)
-		}
-		// simulate returns the mean wait and slowdown of all prompts, and the mean wait of the shortest. Without ranges
-		// each prompt is computed by a random replica.
-		simulate := func(ranges []PrefillRange) (all, slowdown, short float64) {
-			rng := rand.New(rand.NewPCG(2, uint64(k)))
-			free := make([][]float64, k)
-			for i := range free {
-				free[i] = make([]float64, 1)
-			}
-			for i, r := range ranges {
-				free[i] = make([]float64, r.Replicas)
-			}
-			now, shorts := 0.0, 0
-			for range n {
-				now += rng.ExpFloat64() / rate
-				u, c := rng.Float64(), 0
-				for ; c < len(lengths)-1 && u >= shares[c]; c++ {
-					u -= shares[c]
-				}
-				q := free[rng.IntN(k)]
-				if len(ranges) > 0 {
-					q = free[slices.IndexFunc(ranges, func(r PrefillRange) bool { return policies.Tokens(lengths[c]) < r.High })]
-				}
-				i := slices.Index(q, slices.Min(q))
-				wait := max(0, q[i]-now)
-				q[i] = now + wait + lengths[c]*1e-4
-				all += wait
-				slowdown += wait / (lengths[c] * 1e-4)
-				if c == 0 {
-					short += wait
-					shorts++
-				}
-			}
-			return all / n, slowdown / n, short / float64(shorts)
-		}
-		_, one, oneShort := simulate(nil)
-		all, slowdown, short := simulate(ranges)
-		if slowdown > 0.5*one || short > 0.5*oneShort {
-			t.Errorf("%d replicas %+v: prompts wait for %.3g of their time, the shortest for %.3g s; undivided %.3g and %.3g s", k, ranges, slowdown, short, one, oneShort)
-		}
-		if want := predicted / rate; math.Abs(all-want) > 0.3*want {
-			t.Errorf("%d replicas %+v: prompts wait %.3g s, predicted %.3g s", k, ranges, all, want)
-		}
-	}
-}
-
 // TestDivideFlow checks what Divide reads of a flow: prompts by what is not cached of them, not by their length.
 func TestDivideFlow(t *testing.T) {
 	f := policies.NewFlow(policies.BucketEdges(131_072, 4))

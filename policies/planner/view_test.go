@@ -76,26 +76,6 @@ func TestWhatCounts(t *testing.T) {
 	}
 }
 
-// TestFlowOfPrefillReplicas checks which part of the flow is theirs.
-func TestFlowOfPrefillReplicas(t *testing.T) {
-	v, _ := newView()
-	for i := range v.Replicas {
-		f := policies.NewFlow(edges)
-		f.Tokens[1], f.Prefill[1], f.Prefill2[1] = 1, 10, 100
-		v.Replicas[i].Flow = f
-	}
-	v.Replicas[1].Prefill = true
-	for name, c := range map[string]struct{ got, want policies.Flow }{
-		"all":              {v.Flow(edges), policies.Flow{Tokens: []float64{0, 3}, Prefill: []float64{0, 30}}},
-		"stages":           {v.StageFlow(edges), policies.Flow{Tokens: []float64{0, 3}, Prefill: []float64{0, 20}}},
-		"prefill replicas": {v.PrefillFlow(edges), policies.Flow{Tokens: []float64{0, 1}, Prefill: []float64{0, 10}}},
-	} {
-		if !slices.Equal(c.got.Tokens, c.want.Tokens) || !slices.Equal(c.got.Prefill, c.want.Prefill) {
-			t.Errorf("%s: %v tokens, %v prefill", name, c.got.Tokens, c.got.Prefill)
-		}
-	}
-}
-
 // TestProposals checks which proposals for the end of the first stage count.
 func TestProposals(t *testing.T) {
 	good := partition.BoundaryProposal{Epoch: 7, Boundary: 60}
@@ -137,20 +117,5 @@ func TestViewBoundaries(t *testing.T) {
 	v.Replicas[0].Ready, v.Replicas[2].Ready = false, false
 	if b := v.Boundaries(plan, edges)[0]; b.Peers != 1 || b.Successors != 1 || b.Next[0].N != 0 {
 		t.Errorf("nothing is ready: %+v", b)
-	}
-}
-
-// TestGetAfterReset checks that a view that is filled again finds its new replicas only.
-func TestGetAfterReset(t *testing.T) {
-	v, _ := newView()
-	if v.Get("b") != &v.Replicas[1] || v.Get("x") != nil {
-		t.Error("b is not found, or x is")
-	}
-	v.Reset()
-	for _, id := range []policies.ReplicaID{"x", "y", "z"} {
-		v.Replicas = append(v.Replicas, ReplicaView{Replica: policies.Replica{ID: id}})
-	}
-	if v.Get("b") != nil || v.Get("z") != &v.Replicas[2] {
-		t.Error("the view finds its former replicas")
 	}
 }
