@@ -17,7 +17,7 @@ func newPriced() *priced { return &priced{View: NewView(testEngine, 0)} }
 
 func (p *priced) price(now policies.Micros, w Waiting) int64 { return p.Price(now, w, &p.scratch) }
 
-// TestViewKeepsSends checks which sends a report is taken to include.
+// TestViewKeepsSends checks which sends a report is taken to include, and that they end.
 func TestViewKeepsSends(t *testing.T) {
 	v, w := newPriced(), Waiting{Length: 2000}.Weigh(100)
 	idle := v.price(0, w)
@@ -29,6 +29,10 @@ func TestViewKeepsSends(t *testing.T) {
 	v.Report(1001, &State{At: 1001, Running: nil})
 	if p := v.price(1001, w); p != idle {
 		t.Errorf("a report of an idle replica counts a request sent before: %v, idle %v", p, idle)
+	}
+	v.Send(1001, w)
+	if p := v.price(3600*policies.Second, w); p < idle-1 || p > idle+1 {
+		t.Errorf("an hour after its last request the replica costs %v, an idle one %v", p, idle)
 	}
 }
 
