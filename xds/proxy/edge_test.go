@@ -2,9 +2,7 @@ package proxy
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -15,13 +13,8 @@ import (
 // TestEdge checks that a plan with TLS for clients is served with the proxy's certificate, and
 // not served without one.
 func TestEdge(t *testing.T) {
-	// This is the certificate of the standard library's test server.
-	known := httptest.NewTLSServer(http.NotFoundHandler())
-	known.Close()
-	roots := x509.NewCertPool()
-	roots.AddCert(known.Certificate())
-	for name, config := range map[string]*tls.Config{"certificate": {Certificates: known.TLS.Certificates},
-		"none": nil} {
+	certificates, roots := testCertificate()
+	for name, config := range map[string]*tls.Config{"certificate": {Certificates: certificates}, "none": nil} {
 		t.Run(name, func(t *testing.T) {
 			c, f := newControl(t), newFront(t, "r0")
 			v := twoStages([]*front{f, newFront(t, "r1")})

@@ -73,11 +73,7 @@ func TestRetryBeforeFirstByteOnly(t *testing.T) {
 	if string(b) != "half" || err == nil {
 		t.Errorf("got %q and error %v, want the half and a cut", b, err)
 	}
-	total := int64(0)
-	for _, fr := range f.fronts {
-		total += fr.hits.Load()
-	}
-	if total != 1 {
+	if total := f.hits(); total != 1 {
 		t.Errorf("%d fronts saw the request", total)
 	}
 }

@@ -4,12 +4,10 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"io"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"testing"
@@ -43,10 +41,7 @@ const (
 // TestFirstRequest checks that a connection that is dialled ahead of its request still
 // works an hour later: the time limit of the request head counts from its first byte.
 func TestFirstRequest(t *testing.T) {
-	known := httptest.NewTLSServer(http.NotFoundHandler())
-	known.Close()
-	roots := x509.NewCertPool()
-	roots.AddCert(known.Certificate())
+	certificates, roots := testCertificate()
 	for name, do := range map[string]func(t *testing.T, p *pipes){
 		"at once": func(t *testing.T, p *pipes) { requireAnswer(t, p.dial(), question) },
 		"late": func(t *testing.T, p *pipes) {
@@ -127,7 +122,7 @@ func TestFirstRequest(t *testing.T) {
 				DrainTimeout: time.Second})
 			testkit.NoError(t, err)
 			secure := strings.Contains(name, "TLS") || strings.Contains(name, "handshake")
-			p.cfg.TLS = &tls.Config{Certificates: known.TLS.Certificates}
+			p.cfg.TLS = &tls.Config{Certificates: certificates}
 			p.apply(&resources.Routing{Proxy: resources.ProxySettings{IdleTimeout: time.Minute,
 				BodyLimit: 1 << 20}}) // no model: 404
 			synctest.Test(t, func(t *testing.T) {

@@ -2,15 +2,17 @@ package proxy
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -186,9 +188,7 @@ type fleet struct {
 	url      string
 	client   http.Client
 	registry *prometheus.Registry
-	cancel   context.CancelFunc
-	ran      chan error
-	once     sync.Once // stops
+	stop     func()
 }
 
 // twoStages returns a view with model m on four fronts: [0,1000) on 0 and 1, the rest
@@ -215,25 +215,21 @@ func newFleet(t testing.TB, fronts int, edit edit) *fleet {
 
 func newFleetWith(t testing.TB, fronts int, edit edit, cfg Config) *fleet {
 	t.Helper()
-	f := &fleet{t: t, control: newControl(t), registry: prometheus.NewRegistry(), ran: make(chan error, 1)}
+	f := &fleet{t: t, control: newControl(t), registry: prometheus.NewRegistry()}
 	for i := range fronts {
 		f.fronts = append(f.fronts, newFront(t, fmt.Sprintf("r%d", i)))
 	}
 	f.view = twoStages(f.fronts)
 	f.control.set(f.view, edit)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	testkit.NoError(t, err)
+	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
 	logger := slog.New(slog.DiscardHandler)
 	if testing.Verbose() {
 		logger = slog.New(slog.NewTextHandler(t.Output(), nil))
 	}
 	cfg.Client = routing.Config{Conn: f.control.conn, NodeID: "proxy", BackoffMin: time.Millisecond}
 	cfg.Listener, cfg.DrainTimeout, cfg.Registry, cfg.Logger = l, 5*time.Second, f.registry, logger
-	f.proxy, err = New(cfg)
-	testkit.NoError(t, err)
-	var ctx context.Context
-	ctx, f.cancel = context.WithCancel(context.Background())
-	go func() { f.ran <- f.proxy.Run(ctx) }()
+	f.proxy = testkit.Must(New(cfg))
+	f.stop = testkit.Run(t, f.proxy.Run)
 	f.url = "http://" + l.Addr().String()
 	f.client.Transport = &http.Transport{MaxIdleConnsPerHost: 100, DisableCompression: true}
 	t.Cleanup(func() {
@@ -242,11 +238,7 @@ func newFleetWith(t testing.TB, fronts int, edit edit, cfg Config) *fleet {
 		f.control.stop()
 		f.control.conn.Close()
 	})
-	select {
-	case <-f.proxy.Ready():
-	case <-time.After(time.Minute):
-		t.Fatal("the proxy is not ready in a minute")
-	}
+	testkit.WaitForEvent(t, "the proxy is ready", f.proxy.Ready())
 	return f
 }
 
@@ -255,28 +247,9 @@ func (c *control) runProxy(t *testing.T, cfg Config) *Proxy {
 	t.Helper()
 	cfg.Client, cfg.DrainTimeout, cfg.everyPath = routing.Config{Conn: c.conn, NodeID: "proxy"}, time.Second, true
 	p := testkit.Must(New(cfg))
-	ctx, cancel := context.WithCancel(context.Background())
-	ran := make(chan error, 1)
-	go func() { ran <- p.Run(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-ran; err != nil {
-			t.Error(err)
-		}
-		c.stop()
-		c.conn.Close()
-	})
+	t.Cleanup(func() { c.stop(); c.conn.Close() })
+	testkit.Run(t, p.Run)
 	return p
-}
-
-func (f *fleet) stop() {
-	f.t.Helper()
-	f.once.Do(func() {
-		f.cancel()
-		if err := <-f.ran; err != nil {
-			f.t.Error("Run:", err)
-		}
-	})
 }
 
 // waitForNoRequests waits until no request of the first stage is in progress.
@@ -299,10 +272,7 @@ func (f *fleet) publish(v resources.View, edit edit) {
 // send sends a request; headers are pairs that are added.
 func (f *fleet) send(method, path, host string, body io.Reader, headers ...string) (*http.Response, []byte) {
 	f.t.Helper()
-	r, err := http.NewRequest(method, f.url+path, body)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	r := testkit.Must(http.NewRequest(method, f.url+path, body))
 	if host != "" {
 		r.Host = host
 	}
@@ -310,14 +280,10 @@ func (f *fleet) send(method, path, host string, body io.Reader, headers ...strin
 		r.Header.Add(headers[i], headers[i+1])
 	}
 	resp, err := f.client.Do(r)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	testkit.NoError(f.t, err)
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
-	if err != nil {
-		f.t.Fatal(err)
-	}
+	testkit.NoError(f.t, err)
 	return resp, b
 }
 
@@ -333,6 +299,15 @@ func (f *fleet) see(method, path, host string, body io.Reader, headers ...string
 
 // chunked hides the size of a body, so that it is sent without content-length.
 type chunked struct{ io.Reader }
+
+// testCertificate returns the certificate of the standard library's test server, and a pool that has it.
+func testCertificate() ([]tls.Certificate, *x509.CertPool) {
+	known := httptest.NewTLSServer(http.NotFoundHandler())
+	known.Close()
+	roots := x509.NewCertPool()
+	roots.AddCert(known.Certificate())
+	return known.TLS.Certificates, roots
+}
 
 // prompt returns a completion request of n bytes in all.
 func prompt(model string, n int) []byte {

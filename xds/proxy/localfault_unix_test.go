@@ -49,7 +49,7 @@ func TestAdmit(t *testing.T) {
 		100))); resp.StatusCode != 503 || !resp.Close || resp.Header.Get("X-Envoy-Overloaded") == "" {
 		t.Errorf("%d %v: %s", resp.StatusCode, resp.Header, body)
 	}
-	if hits := f.fronts[0].hits.Load() + f.fronts[1].hits.Load(); hits != 0 {
+	if hits := f.hits(); hits != 0 {
 		t.Errorf("%d requests reached a front", hits)
 	}
 }

@@ -145,8 +145,8 @@ func TestManyModels(t *testing.T) {
 }
 
 func TestErrorsNameTheReason(t *testing.T) {
-	f := newFleet(t, 2, nil)
-	v := manyModels(f.viewOf(4))
+	f := newFleet(t, 4, nil)
+	v := manyModels(f.view)
 	for i := range v.Endpoints[:3] {
 		v.Endpoints[i].Health, v.Endpoints[i].Address = resources.Unhealthy, fmt.Sprintf("127.0.0.1:%d", i+101)
 	}
@@ -169,15 +169,6 @@ func TestErrorsNameTheReason(t *testing.T) {
 	if got := testutil.ToFloat64(f.proxy.metrics.requests.WithLabelValues(noCluster, "404")); got != 1 {
 		t.Errorf("%v requests counted as 404", got)
 	}
-}
-
-// viewOf returns a view of n replicas, of which only the fleet's answer.
-func (f *fleet) viewOf(n int) resources.View {
-	fronts := slices.Clone(f.fronts)
-	for i := len(fronts); i < n; i++ {
-		fronts = append(fronts, &front{address: fmt.Sprintf("127.0.0.1:%d", i)})
-	}
-	return twoStages(fronts)
 }
 
 // TestWeights checks that new requests are divided by the weights.

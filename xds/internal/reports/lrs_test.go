@@ -37,14 +37,10 @@ func serve(t *testing.T, admit func(context.Context, string) error) *served {
 	t.Helper()
 	book := NewBook(10*time.Second, nil)
 	s := testkit.Must(NewLRS(Config{Book: book, Admit: admit}))
-	ctx, cancel := context.WithCancel(context.Background())
-	ran := make(chan struct{})
-	go func() { defer close(ran); _ = s.Run(ctx) }()
 	server := grpc.NewServer()
 	loadstatsv3.RegisterLoadReportingServiceServer(server, s)
 	conn, _ := memgrpc.Serve(t, server)
-	t.Cleanup(func() { cancel(); <-ran })
-	return &served{s, book, loadstatsv3.NewLoadReportingServiceClient(conn), cancel}
+	return &served{s, book, loadstatsv3.NewLoadReportingServiceClient(conn), testkit.Run(t, s.Run)}
 }
 
 // report opens a stream and reports stages; its first message makes the service reply.
