@@ -135,10 +135,6 @@ func (d *decider) resolveAddresses() {
 
 // takeAddresses records the addresses of a replica, or leaves it out if one is taken.
 func (d *decider) takeAddresses(c *candidate, taken map[string]*candidate) {
-	if c.replica.ID != c.Replica { // cannot be: checked so that no replica is listed twice
-		c.leaveOut("internal error: the replica is %q", c.replica.ID)
-		return
-	}
 	own := addressesOf(c.replica)
 	for _, a := range own {
 		if other := taken[a]; other != nil {

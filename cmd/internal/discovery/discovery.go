@@ -149,7 +149,7 @@ func ReplicaID(name, uid string) (string, error) {
 	switch {
 	case !isDNSName(name):
 		return "", fmt.Errorf("Pod name %.40q: must have lower-case letters, digits, dashes and dots only", name)
-	case uid == "" || !isDNSName(uid) || strings.Contains(uid, "."):
+	case !isDNSName(uid) || strings.Contains(uid, "."):
 		return "", fmt.Errorf("UID %.40q of Pod %s: must have lower-case letters, digits and dashes only", uid, name)
 	case len(id) > maxID:
 		return "", fmt.Errorf("Pod name %.40s…: must have at most %d bytes, so that the replica's id fits into %d: give its Deployment a shorter name", name, maxID-len(uid)-1, maxID)
@@ -172,7 +172,7 @@ func PodOf(id string) (name, uid string, ok bool) {
 // isDNSName reports whether s could be the name of a Pod or a node: an RFC 1123
 // subdomain.
 func isDNSName(s string) bool {
-	if s == "" || len(s) > 253 {
+	if len(s) > 253 {
 		return false
 	}
 	for label := range strings.SplitSeq(s, ".") {

@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
@@ -27,7 +27,16 @@ func fleetFile(t *testing.T, base string) FleetFile {
 	return f
 }
 
+// decide decides from Pods alone, for Pods that listen on port 9000.
+func decide(base config.Fleet, before []config.Replica, pods ...Pod) (Decision, error) {
+	return Decide(Rules{Base: base, PeerPort: 9100, EnginePort: 8000}, Cluster{Source: "Service s", Port: 9000, Pods: pods}, before)
+}
+
+// TestFleetFile writes decisions and reads them back. Variables of the base are read by what the environment says, and
+// written as they are, for the control plane that reads the file in its own environment.
 func TestFleetFile(t *testing.T) {
+	t.Setenv("CONTROL_SERVICE_IP", "127.0.0.9")
+	baseText := strings.Replace(baseText, "any_removal: true", "any_removal: true\n  peers: ['[${CONTROL_SERVICE_IP}]:18000']", 1) + "state: state\n"
 	f := fleetFile(t, baseText)
 	none, err := f.Replicas()
 	if err != nil || none != nil {
@@ -35,15 +44,17 @@ func TestFleetFile(t *testing.T) {
 	}
 	text, base, err := f.ReadBase()
 	testkit.NoError(t, err)
-	rules := Rules{Base: base, PeerPort: 9100, EnginePort: 8000}
-	d, err := Decide(rules, Cluster{Port: 9000, Pods: []Pod{
-		{Name: "a", UID: "1", Node: "n", IP: "127.0.0.2", Ready: true, Settings: map[string]string{Prefix + "batch": "8"}},
-		{Name: "b", UID: "2", Node: "n", IP: "127.0.0.3", Ready: true, Settings: map[string]string{Prefix + "drain": "true"}},
-	}}, nil)
+	if len(base.Control.Peers) != 1 || !strings.Contains(base.Control.Peers[0], "127.0.0.9") {
+		t.Errorf("peers %q", base.Control.Peers)
+	}
+	d, err := decide(base, nil,
+		Pod{Name: "a", UID: "1", Node: "n", IP: "127.0.0.2", Ready: true, Settings: map[string]string{Prefix + "batch": "8"}},
+		Pod{Name: "b", UID: "2", Node: "n", IP: "127.0.0.3", Ready: true, Settings: map[string]string{Prefix + "drain": "true"}},
+	)
 	testkit.NoError(t, err)
-	for _, want := range []bool{true, false} { // the second time there is nothing to write
-		if written, err := f.Write(text, d.Replicas); err != nil || written != want {
-			t.Fatalf("written %v, want %v: %v", written, want, err)
+	for i, want := range []int{1, 2, 2} { // the last time there is nothing to write
+		if written, err := f.Write(text, d.Replicas[:want]); err != nil || written != (i < 2) {
+			t.Fatalf("write %d: written %v, %v", i, written, err)
 		}
 	}
 	got, err := f.Replicas()
@@ -56,8 +67,8 @@ func TestFleetFile(t *testing.T) {
 		t.Errorf("the text of the base is not kept (%v):\n%s", err, written)
 	}
 	// A decision from what was read back is the same.
-	again, err := Decide(rules, Cluster{Port: 9000, Pods: nil}, got)
-	if err != nil || again.Pods[0].State != Kept || !reflect.DeepEqual(again.Replicas[0].Address, "127.0.0.2:9000") {
+	again, err := decide(base, got)
+	if err != nil || again.Pods[0].State != Kept || again.Replicas[0].Address != "127.0.0.2:9000" {
 		t.Errorf("without Pods: %+v, %v", again, err)
 	}
 }
@@ -80,7 +91,7 @@ func TestFleetFileRefuses(t *testing.T) {
 	f := fleetFile(t, "{models: [{name: m, context: 4096, profile: h200-llama-3.1-8b}], control: {any_removal: true}}")
 	text, base, err := f.ReadBase()
 	testkit.NoError(t, err)
-	d, err := Decide(Rules{Base: base, PeerPort: 9100, EnginePort: 8000}, Cluster{Port: 9000, Pods: []Pod{{Name: "a", UID: "1", Node: "n", IP: "127.0.0.2", Ready: true}}}, nil)
+	d, err := decide(base, nil, Pod{Name: "a", UID: "1", Node: "n", IP: "127.0.0.2", Ready: true})
 	testkit.NoError(t, err)
 	if _, err := f.Write(text, d.Replicas); err == nil || !strings.Contains(err.Error(), "base.yaml completed with 1 replicas") {
 		t.Errorf("written: %v", err)
@@ -100,55 +111,30 @@ func TestManyPods(t *testing.T) {
 	f := fleetFile(t, baseText)
 	text, base, err := f.ReadBase()
 	testkit.NoError(t, err)
-	c := Cluster{Source: "Service s", Port: 9000}
+	var pods []Pod
 	for i := range n {
-		c.Pods = append(c.Pods, Pod{Name: fmt.Sprintf("p%d", i), UID: "0f1e2d3c-0000-0000-0000-000000000000", Node: "n", IP: fmt.Sprintf("127.%d.%d.1", i/250, i%250+1), Ready: true})
+		pods = append(pods, Pod{Name: fmt.Sprintf("p%d", i), UID: "0f1e2d3c-0000-0000-0000-000000000000", Node: "n", IP: fmt.Sprintf("127.%d.%d.1", i/250, i%250+1), Ready: true})
 	}
-	d, err := Decide(Rules{Base: base, PeerPort: 9100, EnginePort: 8000}, c, nil)
+	d, err := decide(base, nil, pods...)
 	testkit.NoError(t, err)
 	if _, err := f.Write(text, d.Replicas); err != nil || len(d.Replicas) != n {
 		t.Errorf("%d replicas: %v", len(d.Replicas), err)
 	}
-	for len(c.Pods) <= MaxPods {
-		c.Pods = append(c.Pods, Pod{Name: "more"})
+	for len(pods) <= MaxPods {
+		pods = append(pods, Pod{Name: "more"})
 	}
-	if _, err := Decide(Rules{Base: base}, c, nil); err == nil || !strings.Contains(err.Error(), "at most 10000") {
+	if _, err := decide(base, nil, pods...); err == nil || !strings.Contains(err.Error(), "at most 10000") {
 		t.Errorf("too many: %v", err)
-	}
-}
-
-// TestFleetFileVariables: variables of the base are read by what the environment says, and written as
-// they are, for the control plane that reads the file in its own environment.
-func TestFleetFileVariables(t *testing.T) {
-	t.Setenv("CONTROL_SERVICE_IP", "127.0.0.9")
-	f := fleetFile(t, strings.Replace(baseText, "any_removal: true", "any_removal: true\n  peers: ['[${CONTROL_SERVICE_IP}]:18000']", 1)+"state: state\n")
-	text, base, err := f.ReadBase()
-	testkit.NoError(t, err)
-	if len(base.Control.Peers) != 1 || !strings.Contains(base.Control.Peers[0], "127.0.0.9") {
-		t.Errorf("peers %q", base.Control.Peers)
-	}
-	d, err := Decide(Rules{Base: base, PeerPort: 9100, EnginePort: 8000}, Cluster{Port: 9000, Pods: []Pod{{Name: "a", UID: "1", Node: "n", IP: "127.0.0.2", Ready: true}}}, nil)
-	testkit.NoError(t, err)
-	_, err = f.Write(text, d.Replicas)
-	testkit.NoError(t, err)
-	written, err := os.ReadFile(f.Path)
-	if err != nil || !strings.Contains(string(written), "[${CONTROL_SERVICE_IP}]:18000") {
-		t.Errorf("%v:\n%s", err, written)
-	}
-	got, err := f.Replicas()
-	if err != nil || len(got) != 1 {
-		t.Errorf("%+v, %v", got, err)
 	}
 }
 
 // TestManyKinds checks that Pods of ever other settings cost a bounded number of validations.
 func TestManyKinds(t *testing.T) {
-	base := fleetOf("m")
-	c := Cluster{Source: "Service s", Port: 9000}
+	var pods []Pod
 	for i := range maxKinds + 8 {
-		c.Pods = append(c.Pods, Pod{Name: fmt.Sprintf("p%d", i), UID: "u", Node: "n", IP: fmt.Sprintf("10.0.0.%d", i+1), Ready: true, Settings: map[string]string{Prefix + "batch": fmt.Sprint(i + 1)}})
+		pods = append(pods, Pod{Name: fmt.Sprintf("p%d", i), UID: "u", Node: "n", IP: fmt.Sprintf("10.0.0.%d", i+1), Ready: true, Settings: map[string]string{Prefix + "batch": fmt.Sprint(i + 1)}})
 	}
-	d, err := Decide(Rules{Base: base, PeerPort: 9100, EnginePort: 8000}, c, nil)
+	d, err := decide(fleetOf("m"), nil, pods...)
 	if err != nil || len(d.Replicas) != maxKinds || d.Count(LeftOut) != 8 {
 		t.Errorf("%d replicas, %d left out: %v", len(d.Replicas), d.Count(LeftOut), err)
 	}
