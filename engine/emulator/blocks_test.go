@@ -121,13 +121,8 @@ func (s *servedEngine) table(t testing.TB, leg string) (r *wire.Answer) {
 func (s *servedEngine) freeze(t testing.TB, leg string) *wire.Answer {
 	t.Helper()
 	r, err := s.session.Call(t.Context(), wire.Call{Op: wire.Freeze, Leg: leg})
-	check(t, err)
-	return r
-}
-
-func check(t testing.TB, err error) {
-	t.Helper()
 	testkit.NoError(t, err)
+	return r
 }
 
 // waitForStats waits until the counters meet a condition: the loop publishes them after it has

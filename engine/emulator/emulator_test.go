@@ -120,15 +120,8 @@ func TestStreamIsTheSameText(t *testing.T) {
 		whole := complete(t, e, `{"prompt":"speak up","max_tokens":400,"ignore_eos":true}`)
 		w := serveRequest(e, post("/v1/completions", `{"prompt":"speak up","max_tokens":400,"ignore_eos":true,"stream":true,"return_token_ids":true}`))
 		var text strings.Builder
-		chunks, empty := 0, 0
-		for line := range strings.SplitSeq(w.Body.String(), "\n\n") {
-			data, ok := strings.CutPrefix(line, "data: {")
-			if !ok {
-				continue
-			}
-			var c completion
-			testkit.NoError(t, json.Unmarshal([]byte("{"+data), &c))
-			chunks++
+		empty, chunks := 0, events(t, w.Body.String())
+		for _, c := range chunks {
 			if n := len(c.Choices[0].TokenIDs); n != 1 {
 				t.Fatalf("a chunk of %d tokens for a client that keeps up", n)
 			}
@@ -137,8 +130,8 @@ func TestStreamIsTheSameText(t *testing.T) {
 			}
 			text.WriteString(c.Choices[0].Text)
 		}
-		if chunks != 400 || text.String() != whole.Choices[0].Text {
-			t.Errorf("%d chunks, text %.60q, want 400, %.60q", chunks, text.String(), whole.Choices[0].Text)
+		if len(chunks) != 400 || text.String() != whole.Choices[0].Text {
+			t.Errorf("%d chunks, text %.60q, want 400, %.60q", len(chunks), text.String(), whole.Choices[0].Text)
 		}
 		if empty == 0 {
 			t.Error("no token was a part of a character: the text proves too little")

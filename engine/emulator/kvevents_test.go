@@ -186,8 +186,8 @@ func TestKVEventsOfCommittedPrefix(t *testing.T) {
 	s := serve(t, Config{Speed: 20, Adapters: []string{"lora"}, KVEvents: &KVEvents{Enable: true, Endpoint: endpoint, Topic: "kv@r0"}})
 	sub := accept()
 	err := s.call(wire.Call{Op: wire.Pin, Reservation: "r", Model: "lora", CacheSalt: "tenant-a", IDs: make([]uint32, 40), Rest: true})
-	check(t, err)
-	check(t, s.call(wire.Call{Op: wire.Commit, Reservation: "r", Tokens: 32}))
+	testkit.NoError(t, err)
+	testkit.NoError(t, s.call(wire.Call{Op: wire.Commit, Reservation: "r", Tokens: 32}))
 	complete(t, s.Engine, `{"prompt":"a","max_tokens":1}`)
 	if m := sub.Receive(); describe(t, m) != "0 [BlockStored]" || !strings.Contains(m[2], "\xaaextra_keys\x92\x92\xa4lora\xa8tenant-a\x91\xa4lora") {
 		t.Errorf("%q", m)

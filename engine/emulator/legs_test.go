@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	wire "github.com/cascadeinfer/cascade/engine/api"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // When a client disconnects, its request ends, frozen or not.
@@ -38,7 +39,7 @@ func TestDrop(t *testing.T) {
 		if name == "stream" {
 			<-w.begun
 		}
-		check(t, s.call(wire.Call{Op: wire.Drop, Leg: name}))
+		testkit.NoError(t, s.call(wire.Call{Op: wire.Drop, Leg: name}))
 		<-answered
 		switch {
 		case name == "whole" && w.Code != http.StatusServiceUnavailable:

@@ -9,6 +9,7 @@ import (
 
 	wire "github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
+	"github.com/cascadeinfer/cascade/internal/testkit"
 )
 
 // A reservation that cannot be adopted is rejected with a reason, and remains reserved.
@@ -25,9 +26,9 @@ func TestAdoptionRefused(t *testing.T) {
 		}
 	}
 	expect("unknown", adopt(r), 404, "no such reservation")
-	check(t, s.call(wire.Call{Op: wire.Reserve, Reservation: "r", Tokens: 64}))
+	testkit.NoError(t, s.call(wire.Call{Op: wire.Reserve, Reservation: "r", Tokens: 64}))
 	expect("unfilled", adopt(r), 409, "never filled")
-	check(t, s.call(wire.Call{Op: wire.Fill, Reservation: "r", IDs: []uint32{1, 2, 3}, Computed: 2}))
+	testkit.NoError(t, s.call(wire.Call{Op: wire.Fill, Reservation: "r", IDs: []uint32{1, 2, 3}, Computed: 2}))
 	expect("with a prompt", serveRequest(s.Engine, post("/v1/completions", `{"prompt":[1]`+r+`}`)), 400, "must be empty")
 	expect("with messages", serveRequest(s.Engine, post("/v1/chat/completions", `{"messages":[{"role":"user"}]`+r+`}`)), 400, "must be empty")
 	expect("with ids", serveRequest(s.Engine, post("/v1/chat/completions", `{"kv_transfer_params":{"cascade_reservation":"r","prompt_token_ids":[1]}}`)), 400, "must be empty")
@@ -73,8 +74,8 @@ func TestAdoptComputesTheRest(t *testing.T) {
 	for i := range list {
 		list[i] = uint32(11 + i)
 	}
-	check(t, s.call(wire.Call{Op: wire.Reserve, Reservation: "r", Tokens: 10}))
-	check(t, s.call(wire.Call{Op: wire.Fill, Reservation: "r", IDs: list}))
+	testkit.NoError(t, s.call(wire.Call{Op: wire.Reserve, Reservation: "r", Tokens: 10}))
+	testkit.NoError(t, s.call(wire.Call{Op: wire.Fill, Reservation: "r", IDs: list}))
 	got := complete(t, s.Engine, `{"prompt":[],"max_tokens":20,"ignore_eos":true,"return_token_ids":true,"kv_transfer_params":{"cascade_reservation":"r"}}`)
 	if fmt.Sprint(got.Choices[0].TokenIDs) != fmt.Sprint(want) || got.Usage.PromptTokens != 20 || got.Usage.CompletionTokens != 20 || got.Usage.Details.Cached != 0 {
 		t.Errorf("%+v, want ids %v", got, want)
@@ -103,11 +104,11 @@ func TestPinPrefixRoots(t *testing.T) {
 		}
 		for j, y := range roots {
 			r, err := s.session.Call(t.Context(), wire.Call{Op: wire.Pin, Reservation: "r", Model: y.model, CacheSalt: y.salt, IDs: ids})
-			check(t, err)
+			testkit.NoError(t, err)
 			if want := uint64(32); (r.Cached == want) != (j <= i) {
 				t.Errorf("after %+v, %d tokens are pinned for %+v", x, r.Cached, y)
 			}
-			check(t, s.call(wire.Call{Op: wire.Release, Reservation: "r"}))
+			testkit.NoError(t, s.call(wire.Call{Op: wire.Release, Reservation: "r"}))
 		}
 	}
 	if err := s.call(wire.Call{Op: wire.Pin, Reservation: "r", Model: "other", IDs: ids}); code(err) != wire.Invalid {

@@ -24,9 +24,9 @@ func TestSessionEnd(t *testing.T) {
 	s.table(t, "a")
 	frozen := s.freeze(t, "a")
 	for name, session := range map[string]*wire.Conn{"mine": s.session, "other": other} {
-		check(t, callOn(t.Context(), session, wire.Call{Op: wire.Reserve, Reservation: name, Tokens: 320}))
+		testkit.NoError(t, callOn(t.Context(), session, wire.Call{Op: wire.Reserve, Reservation: name, Tokens: 320}))
 	}
-	check(t, s.call(wire.Call{Op: wire.Fill, Reservation: "mine", IDs: []uint32{1, 2}, Computed: 1}))
+	testkit.NoError(t, s.call(wire.Call{Op: wire.Fill, Reservation: "mine", IDs: []uint32{1, 2}, Computed: 1}))
 	s.waitForStats(t, "frozen", func(st batch.Stats) bool { return st.Frozen == 1 && st.Running == 0 && st.Reserved == 40 })
 	s.session.Close()
 	s.session = other

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"math"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -16,8 +15,7 @@ import (
 // ask sends a request to an engine and decodes its answer.
 func ask[T any](t *testing.T, e *Engine, path, body string) (answer T) {
 	t.Helper()
-	w := httptest.NewRecorder()
-	e.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodPost, path, strings.NewReader(body)))
+	w := serveRequest(e, post(path, body))
 	if w.Code != http.StatusOK {
 		t.Fatalf("%s: %d %s", path, w.Code, w.Body)
 	}
@@ -59,8 +57,7 @@ func TestSchema(t *testing.T) {
 	if v.Count != 3 || v.Kind != "cat" || len(v.Name) < 40 || len(v.Tags) != 2 || v.OK == nil || v.V.A != 1 || !strings.Contains(whole, `"none":null`) || !strings.Contains(whole, `"share":0`) {
 		t.Errorf("the answer is %s", whole)
 	}
-	w := httptest.NewRecorder()
-	e.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/v1/chat/completions", strings.NewReader(body+`,"stream":true}`)))
+	w := serveRequest(e, post("/v1/chat/completions", body+`,"stream":true}`))
 	var streamed strings.Builder
 	for line := range strings.Lines(w.Body.String()) {
 		if data, ok := strings.CutPrefix(line, "data: {"); ok {
