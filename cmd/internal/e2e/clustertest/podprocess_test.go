@@ -77,6 +77,20 @@ func runPod(t *testing.T, r *Runner, network *Network, spec corev1.PodSpec) *run
 	return p
 }
 
+// awaitReady waits until the Pod has reported that it is ready.
+func (p *running) awaitReady(t *testing.T, r *Runner) {
+	t.Helper()
+	for ready := false; !ready; {
+		select {
+		case ready = <-p.ready:
+		case err := <-p.err:
+			t.Fatalf("the Pod has ended: %v", err)
+		case <-time.After(testkit.WaitTimeout()):
+			t.Fatalf("the Pod is not ready; it has written %q", r.Logs("p"))
+		}
+	}
+}
+
 // wait returns the error of Run, which must end.
 func (p *running) wait(t *testing.T) error {
 	t.Helper()
@@ -116,15 +130,7 @@ func TestRun(t *testing.T) {
 			Lifecycle:      &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: []string{"sh", "-c", `sleep 0.5; printf "hook " >> "$LOG"`}}}},
 		}},
 	})
-	for ready := false; !ready; {
-		select {
-		case ready = <-p.ready:
-		case err := <-p.err:
-			t.Fatalf("the Pod has ended: %v", err)
-		case <-time.After(testkit.WaitTimeout()):
-			t.Fatalf("the Pod is not ready; it has written %q", r.Logs("p"))
-		}
-	}
+	p.awaitReady(t, r)
 	resp := testkit.Must(http.Get("http://" + p.IP.String()))
 	resp.Body.Close()
 	if got, err := r.Exec(t.Context(), "p", "main", "sh", "-c", `cat /run/shared/init /etc/driver/driver`); err != nil || got != p.IP.String()+"\np" {
@@ -192,13 +198,7 @@ func TestOutlived(t *testing.T) {
 		Name: "c", Command: []string{"sh", "-c", `trap "exit 0" TERM; sleep 20 & while :; do sleep 0.05; done`},
 		Lifecycle: &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{Command: leave}}},
 	}}})
-	select {
-	case <-p.ready:
-	case err := <-p.err:
-		t.Fatalf("the Pod has ended: %v", err)
-	case <-time.After(testkit.WaitTimeout()):
-		t.Fatal("the Pod is not ready")
-	}
+	p.awaitReady(t, r)
 	began := time.Now()
 	p.end()
 	testkit.NoError(t, p.wait(t))

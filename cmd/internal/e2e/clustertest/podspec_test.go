@@ -70,7 +70,8 @@ func authority(items ...corev1.KeyToPath) *corev1.Volume {
 	return &corev1.Volume{Name: "ca", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ConfigMap: source}}}}}
 }
 
-// TestFiles checks the files of ConfigMaps: text, bytes, and the authority of the API server at the path that is asked for.
+// TestFiles checks the files of ConfigMaps: text, bytes, and the authority of the API server at the path that is asked for;
+// and a field of the Pod.
 func TestFiles(t *testing.T) {
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/api/v1/namespaces/n/configmaps/m" {
@@ -87,6 +88,11 @@ func TestFiles(t *testing.T) {
 		`map["bytes":"\xff" "text":"a"]`: {VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "m"}}}},
 		`map["ca.crt":"PEM"]`:            authority(),
 		`map["other":"PEM"]`:             authority(corev1.KeyToPath{Key: "ca.crt", Path: "other"}),
+		`map["name":"n"]`: {VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
+			Sources: []corev1.VolumeProjection{{DownwardAPI: &corev1.DownwardAPIProjection{Items: []corev1.DownwardAPIVolumeFile{
+				{Path: "name", FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.namespace"}},
+			}}}},
+		}}},
 	} {
 		files, err := newScheduledPod().VolumeFiles(t.Context(), from, v)
 		testkit.NoError(t, err)
@@ -120,16 +126,5 @@ func TestUnsupported(t *testing.T) {
 	for _, source := range []corev1.VolumeSource{{NFS: &corev1.NFSVolumeSource{}}, {Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{}}}}} {
 		_, err = p.VolumeFiles(t.Context(), Source{}, &corev1.Volume{Name: "v", VolumeSource: source})
 		testkit.WantError(t, err, "volume v: this kind of")
-	}
-}
-
-// TestDownwardFiles checks the files of a projected volume that need no API server.
-func TestDownwardFiles(t *testing.T) {
-	item := corev1.DownwardAPIVolumeFile{Path: "name", FieldRef: &corev1.ObjectFieldSelector{FieldPath: "metadata.namespace"}}
-	files, err := newScheduledPod().VolumeFiles(t.Context(), Source{}, &corev1.Volume{VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{
-		Sources: []corev1.VolumeProjection{{DownwardAPI: &corev1.DownwardAPIProjection{Items: []corev1.DownwardAPIVolumeFile{item}}}},
-	}}})
-	if err != nil || len(files) != 1 || string(files["name"]) != "n" {
-		t.Errorf("%q, %v", files, err)
 	}
 }
