@@ -205,6 +205,10 @@ func TestService(t *testing.T) {
 			return &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: "vllm"}}, Ports: ports,
 				Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.1"}, TargetRef: target, Conditions: discoveryv1.EndpointConditions{Ready: ready}}, {Addresses: []string{"192.0.2.1"}}}}
 		}
+		other := slice("other", []discoveryv1.EndpointPort{{Port: &port}}, nil)
+		other.Labels[discoveryv1.LabelServiceName] = "web"
+		_, err = slices.Create(t.Context(), other, metav1.CreateOptions{})
+		testkit.NoError(t, err)
 		c.run()
 		c.expect("nothing")
 		expectFaults(t, c.w, "its selector is empty")
