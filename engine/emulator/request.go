@@ -87,8 +87,7 @@ func decode(a api, body []byte) (request, *apiError) {
 	case a == chat && len(r.messages) == 0 && len(r.ids) == 0:
 		return r, invalid("messages", "messages is required and must not be empty")
 	}
-	switch {
-	case !r.stream && (r.usage || r.continuousUsage):
+	if !r.stream && (r.usage || r.continuousUsage) {
 		return r, invalid("stream_options", "stream_options needs stream=true")
 	}
 	err = r.shapeAnswer()

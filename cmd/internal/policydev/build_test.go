@@ -21,7 +21,7 @@ func write(t *testing.T, path, text string) {
 func TestBuildLeavesTestsOut(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "site_test.go"), "package site_test\n")
-	if _, err := Build(context.Background(), dir, "", ""); err == nil || !strings.Contains(err.Error(), "has no Go, C or Rego file") {
+	if _, err := Build(context.Background(), dir, "", ""); err == nil || !strings.Contains(err.Error(), "has no Go, C or Rego file: \"cascade policy new\" begins a policy") {
 		t.Errorf("tests alone: %v", err)
 	}
 	write(t, filepath.Join(dir, "site.rego"), "package cascade.plan\n\ndeny contains {\"code\": 1} if count(input.after.stages) > 2\n")
@@ -114,10 +114,11 @@ func TestBuildFetchesNothing(t *testing.T) {
 		dir := t.TempDir()
 		write(t, filepath.Join(dir, "go.mod"), text)
 		write(t, filepath.Join(dir, "go.sum"), "example.invalid/y v1.0.0 h1:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\nexample.invalid/y v1.0.0/go.mod h1:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\n")
-		write(t, filepath.Join(dir, "main.go"), "package main\n\nimport _ \"example.invalid/y\"\n\nfunc main() {}\n")
+		imports := "import _ \"example.invalid/y\"\n"
 		if want == "" {
-			write(t, filepath.Join(dir, "main.go"), "package main\n\nfunc main() {}\n")
+			imports = ""
 		}
+		write(t, filepath.Join(dir, "main.go"), "package main\n\n"+imports+"\nfunc main() {}\n")
 		t.Setenv("GOPROXY", "http://127.0.0.1:1")
 		_, err := Build(context.Background(), dir, filepath.Join(t.TempDir(), "x.wasm"), "")
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {

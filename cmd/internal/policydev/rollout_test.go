@@ -62,13 +62,7 @@ func TestDefaultGates(t *testing.T) {
 		})
 	}
 	begin := func(kind, lang string) {
-		try(kind+" in "+lang, lang == langGo && kind != "bid" && kind != "partition", func(t *testing.T) string {
-			dir := filepath.Join(t.TempDir(), "mine")
-			if _, err := New(NewConfig{Dir: dir, Kind: kind, Lang: lang}); err != nil {
-				t.Fatal(err)
-			}
-			return dir
-		}, "")
+		try(kind+" in "+lang, lang == langGo && kind != "bid" && kind != "partition", func(t *testing.T) string { return newPolicy(t, kind, lang) }, "")
 	}
 	for _, kind := range NewKinds() {
 		begin(kind, langGo)
@@ -166,13 +160,9 @@ func (r *trial) rollOut(code, configuration []byte) {
 		file.Statement.Configuration = lifecycle.Sum(configuration)
 	}
 	file, err := sign.Sign(file, r.fleet.secret)
-	if err != nil {
-		r.Fatal(err)
-	}
+	testkit.NoError(r, err)
 	signature, err := file.Encode()
-	if err != nil {
-		r.Fatal(err)
-	}
+	testkit.NoError(r, err)
 	for _, goal := range []lifecycle.Goal{lifecycle.ToShadow, lifecycle.ToCanary, lifecycle.ToActive} {
 		c := lifecycle.Candidate{Generation: 1, Goal: goal, Module: code, Signature: signature, Configuration: configuration}
 		switch slot := lifecycle.Kind(r.kind.String()); {
@@ -181,9 +171,7 @@ func (r *trial) rollOut(code, configuration []byte) {
 		case !slot.PerRequest() && goal > lifecycle.ToShadow:
 			c.Scope = scope
 		}
-		if err := r.set.Apply(lifecycle.SlotSpec{Kind: lifecycle.Kind(r.kind.String()), Candidates: []lifecycle.Candidate{c}}); err != nil {
-			r.Fatal(err)
-		}
+		testkit.NoError(r, r.set.Apply(lifecycle.SlotSpec{Kind: lifecycle.Kind(r.kind.String()), Candidates: []lifecycle.Candidate{c}}))
 		r.reach(goal)
 	}
 }
