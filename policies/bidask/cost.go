@@ -11,12 +11,9 @@ import (
 // The Selector chooses among the rest and needs no costs. Without costs, or with
 // equal ones, nothing in this file has an effect.
 
-// cost returns the cost of a transfer to an asked replica, 0 if unknown.
+// cost returns the cost of a transfer to a candidate.
 func (s *sale) cost(id policies.ReplicaID) policies.Micros {
-	if at := slices.Index(s.asked, id); at >= 0 && at < len(s.costs) {
-		return s.costs[at]
-	}
-	return 0
+	return s.costs[slices.Index(s.candidates, id)]
 }
 
 // selectBid returns the index of the winning bid, or −1.

@@ -74,9 +74,9 @@ func (t *Trader) Scan(now policies.Micros, in *Situation, out []Action) []Action
 		return out
 	}
 	for _, o := range t.selector.SelectOffers(s, maxOffers-len(t.sales)) {
-		t.sales[o.Handover.Request] = &forSale{migration: o.Handover}
-		t.counts.Offered[o.Handover.Cause]++
-		out = t.Step(Event{Kind: Offered, Now: now, Migration: o.Handover, Candidates: o.Candidates, Costs: t.migrationCosts(o), Seed: t.rng.Uint64()}, out)
+		t.sales[o.Migration.Request] = &forSale{migration: o.Migration}
+		t.counts.Offered[o.Migration.Cause]++
+		out = t.Step(Event{Kind: Offered, Now: now, Migration: o.Migration, Candidates: o.Candidates, Costs: t.migrationCosts(o), Seed: t.rng.Uint64()}, out)
 	}
 	return out
 }
@@ -140,7 +140,7 @@ func (t *Trader) migrationCosts(o offer) []policies.Micros {
 	}
 	out := make([]policies.Micros, len(o.Candidates))
 	for i, id := range o.Candidates {
-		out[i] = cost(id, o.Handover.Length)
+		out[i] = cost(id, o.Migration.Length)
 	}
 	return out
 }

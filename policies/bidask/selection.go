@@ -51,7 +51,7 @@ func (c *selection) addOffer(r candidate, cause policies.MigrationCause, chain [
 		return false
 	}
 	c.offers = append(c.offers, offer{
-		Handover:   policies.Migration{Request: r.Request, Length: r.Length, Cause: cause},
+		Migration:  policies.Migration{Request: r.Request, Length: r.Length, Cause: cause},
 		Candidates: c.candidates(r, chain[last.tries%len(chain)]),
 	})
 	c.leaving += r.Length
@@ -192,7 +192,7 @@ func (c *selection) selectCheaper() {
 	}
 	r := movable[at]
 	c.offers = append(c.offers, offer{
-		Handover:   policies.Migration{Request: r.Request, Length: r.Length, Cause: policies.Cheaper},
+		Migration:  policies.Migration{Request: r.Request, Length: r.Length, Cause: policies.Cheaper},
 		Candidates: []policies.ReplicaID{to},
 	})
 }

@@ -71,7 +71,7 @@ type stageView struct {
 
 // offer is a request for sale and its possible buyers.
 type offer struct {
-	Handover   policies.Migration
+	Migration  policies.Migration
 	Candidates []policies.ReplicaID // shared between offers; must not be changed
 }
 

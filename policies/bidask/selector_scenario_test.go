@@ -145,9 +145,9 @@ func (r *replica) play(command []string) (out []string, err error) {
 	case "scan":
 		r.KV = r.Held - r.shared
 		for _, o := range r.selector.SelectOffers(&r.stageView, int(number(words[0]))) {
-			out = append(out, strings.TrimSuffix(fmt.Sprintln(o.Handover.Request, o.Handover.Length, o.Handover.Cause, o.Candidates), "\n"))
-			r.forSale[o.Handover.Request] = o.Handover
-			r.resident(o.Handover.Request).ForSale = true
+			out = append(out, strings.TrimSuffix(fmt.Sprintln(o.Migration.Request, o.Migration.Length, o.Migration.Cause, o.Candidates), "\n"))
+			r.forSale[o.Migration.Request] = o.Migration
+			r.resident(o.Migration.Request).ForSale = true
 		}
 	default:
 		one := r.resident(command[0])

@@ -23,9 +23,8 @@ type sale struct {
 	deal            Deal
 	migration       policies.Migration
 	state           saleState
-	candidates      []policies.ReplicaID // waitingToAsk: the replicas to ask
-	asked           []policies.ReplicaID // the replicas that costs refers to; nil without costs
-	costs           []policies.Micros    // of a transfer to each of them
+	candidates      []policies.ReplicaID // the replicas to ask
+	costs           []policies.Micros    // of a transfer to each of them; nil if all are equal
 	buyer           policies.ReplicaID   // from confirming on
 	deadline        policies.Micros      // of the state; 0: none, or passed
 	holdDeadline    policies.Micros      // of the send slot held for a Ready; 0: none is held
@@ -41,9 +40,6 @@ func (m *Machine) addSale(ev Event) {
 	s := &sale{deal: Deal{m.config.Self, m.number}, migration: ev.Migration}
 	m.number++
 	s.candidates, s.costs = m.chooseCandidates(ev)
-	if s.costs != nil {
-		s.asked = s.candidates
-	}
 	if len(s.candidates) == 0 {
 		m.emitReturn(s, ReturnNoCandidates)
 		return
@@ -81,7 +77,7 @@ func (m *Machine) startAsk() {
 			continue
 		}
 		m.asking, m.unanswered, m.bids = s, append(m.unanswered[:0], s.candidates...), m.bids[:0]
-		s.state, s.candidates, s.deadline = awaitingBids, nil, m.now+m.config.BidTimeout
+		s.state, s.deadline = awaitingBids, m.now+m.config.BidTimeout
 		for _, c := range m.unanswered {
 			m.send(Message{Kind: Ask, To: c, Deal: s.deal, Migration: s.migration, Load: m.offeredTokens})
 		}
