@@ -36,34 +36,6 @@ const (
 	fast = 5 << 28
 )
 
-// TestReceiversElsewhere checks that a host of a large fleet whose receivers are all on other
-// hosts gives its fast network to the stage that sends most, whichever it gave it to before.
-func TestReceiversElsewhere(t *testing.T) {
-	d := newDeal(3, 100, 1)
-	for n := range 24 {
-		host := fmt.Sprint("n", n)
-		switch n % 4 {
-		case 0:
-			d.add(host, 0, fast)
-			d.add(host, 2, slow)
-		case 2:
-			d.add(host, 0, slow)
-			d.add(host, 2, fast)
-		default:
-			d.add(host, 1, fast)
-			d.add(host, 1, fast)
-		}
-	}
-	newMap(d.seats).Improve(d.stages, d.cuts, d.crossings)
-	for s, rate := range []links.Rate{fast, fast, slow} {
-		for _, m := range d.stages[s] {
-			if d.rates[m.ID] != rate {
-				t.Errorf("%s in stage %d has %v, want %v", m.ID, s, d.rates[m.ID], rate)
-			}
-		}
-	}
-}
-
 // TestNoMoveWithoutGain checks that a host's exchange that costs other hosts' migrations as
 // much as it saves its own is not made.
 func TestNoMoveWithoutGain(t *testing.T) {

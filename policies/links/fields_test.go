@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies/links"
 )
 
@@ -90,7 +91,8 @@ func TestEqualFields(t *testing.T) {
 	}
 }
 
-// TestFieldBounds sets every field to its bounds, which are valid, and beyond, which is not.
+// TestFieldBounds sets every field to its bounds, which are valid, and beyond, which is not, and whose violation
+// names the field.
 func TestFieldBounds(t *testing.T) {
 	check := func(name, what string, valid bool, set func(v reflect.Value)) {
 		s := full()
@@ -99,7 +101,7 @@ func TestFieldBounds(t *testing.T) {
 				set(v)
 			}
 		})
-		if err := s.Validate(); (err == nil) != valid {
+		if err := s.Validate(); (err == nil) != valid || !valid && !strings.Contains(err.Error(), ": "+strings.ToLower(name[1:])) {
 			t.Errorf("%s of %s: %v", name, what, err)
 		}
 	}
@@ -138,6 +140,8 @@ func TestFieldBounds(t *testing.T) {
 	if s.GPU.Peers = make([]links.Peer, links.MaxPeers); s.Validate() != nil {
 		t.Error("the most peers are too many")
 	}
+	s.GPU.Peers = append(s.GPU.Peers, links.Peer{})
+	testkit.WantError(t, s.Validate(), "4: gpu.peers: more than 64")
 }
 
 // TestNames checks that every kind and distance is read as it is written, and that no other is.

@@ -170,35 +170,6 @@ func origins(stages [][]links.Member) string {
 	return fmt.Sprint(len(all), count)
 }
 
-// TestPairs: on machines whose GPUs are joined in pairs, adjacent stages get one of
-// each pair, in small fleets and in large ones, and the spread over nodes stays.
-func TestPairs(t *testing.T) {
-	for _, nodes := range []int{1, 2, 8, 40} {
-		kinds := slices.Repeat([]string{"bridged"}, nodes)
-		p := problem{seats: fleet(8, kinds...), cuts: []policies.Tokens{4000}, crossings: []float64{1}, stages: make([][]links.Member, 2)}
-		for i, s := range p.seats { // each node's members in another way
-			at := (i%8 + i/8%4) % 8 / 4
-			p.stages[at] = append(p.stages[at], links.Member{ID: s.ID})
-		}
-		newMap(p.seats).Improve(p.stages, p.cuts, p.crossings)
-		next := map[policies.ReplicaID]bool{}
-		for _, m := range p.stages[1] {
-			next[m.ID] = true
-		}
-		apart := 0
-		for _, m := range p.stages[0] {
-			other := []byte(m.ID)
-			other[len(other)-1] ^= 1 // 0 and 1, 2 and 3
-			if !next[policies.ReplicaID(other)] {
-				apart++
-			}
-		}
-		if apart > 0 {
-			t.Errorf("%d nodes: %d of %d have no neighbour in the next stage", nodes, apart, len(p.stages[0]))
-		}
-	}
-}
-
 // TestNoBetterPair checks that no exchange of two members that keeps origins and spread is
 // left which makes migrations cheaper.
 func TestNoBetterPair(t *testing.T) {

@@ -3,7 +3,6 @@ package links_test
 import (
 	"encoding/json"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"reflect"
 	"strings"
@@ -112,34 +111,6 @@ func TestClass(t *testing.T) {
 	}
 }
 
-func TestValidate(t *testing.T) {
-	good := func() links.Topology {
-		return links.Topology{Host: "a", Known: true, GPU: &links.GPU{Peers: []links.Peer{{Index: 1}}}, RDMA: &links.Port{}}
-	}
-	testkit.NoError(t, good().Validate())
-	long := strings.Repeat("x", links.MaxName+1)
-	for name, breaks := range map[string]func(*links.Topology){
-		"1: host":               func(s *links.Topology) { s.Host = long },
-		"1: cuda":               func(s *links.Topology) { s.CUDA = long },
-		"1: gpu.lost":           func(s *links.Topology) { s.GPU.Lost = long },
-		"1: gpu.peers.address":  func(s *links.Topology) { s.GPU.Peers[0].Address = long },
-		"1: rdma.name":          func(s *links.Topology) { s.RDMA.Name = long },
-		"2: tcp":                func(s *links.Topology) { s.TCP = -1 },
-		"2: gpu.index":          func(s *links.Topology) { s.GPU.Index = -2 },
-		"2: gpu.copy":           func(s *links.Topology) { s.GPU.Copy = math.MaxInt64 },
-		"2: gpu.switched.links": func(s *links.Topology) { s.GPU.Switched.Links = -1 },
-		"3: rdma.distance":      func(s *links.Topology) { s.RDMA.Distance = 99 },
-		"3: gpu.peers.distance": func(s *links.Topology) { s.GPU.Peers[0].Distance = 99 },
-		"4: gpu.peers":          func(s *links.Topology) { s.GPU.Peers = make([]links.Peer, links.MaxPeers+1) },
-	} {
-		s := good()
-		breaks(&s)
-		if err := s.Validate(); err == nil || !strings.Contains(err.Error(), name) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
 // TestJSON: what status prints is what a site was.
 func TestJSON(t *testing.T) {
 	for seed := range uint64(500) {
@@ -164,20 +135,6 @@ func TestJSON(t *testing.T) {
 		if err := json.Unmarshal(text, &got); err != nil || !reflect.DeepEqual(got, want) || !got.Equal(want) {
 			t.Fatalf("seed %d: %s: %+v, %v", seed, text, got, err)
 		}
-	}
-}
-
-func TestEqual(t *testing.T) {
-	a := links.Topology{Host: "a", Known: true, GPU: &links.GPU{Index: 1, UUID: "u", Address: "g"}}
-	b := a
-	g := *a.GPU
-	b.GPU = &g
-	if !a.Equal(b) {
-		t.Error("a copy is not equal")
-	}
-	g.UUID = "v"
-	if a.Equal(b) {
-		t.Error("another GPU in the same place is equal")
 	}
 }
 

@@ -76,18 +76,3 @@ func TestFirstPath(t *testing.T) {
 		}
 	}
 }
-
-// TestSlowNetwork checks that the slower host's network bounds TCP, and that an unknown one
-// does not.
-func TestSlowNetwork(t *testing.T) {
-	host := func(name string, tcp links.Rate) links.Topology {
-		return links.Topology{Host: name, Known: true, TCP: tcp}
-	}
-	for _, c := range []struct{ a, b, want links.Rate }{
-		{0, 0, 4 * gigabyte}, {100 * gigabyte, 0, 4 * gigabyte}, {gigabyte, 2 * gigabyte, 8 * gigabyte / 10}, {2 * gigabyte, gigabyte, 8 * gigabyte / 10},
-	} {
-		if got := links.BestPath(links.Paths(host("h", c.a), host("i", c.b))); got.Kind != links.TCP || got.Rate != c.want {
-			t.Errorf("networks of %v and %v: %+v, want %v", c.a, c.b, got, c.want)
-		}
-	}
-}
