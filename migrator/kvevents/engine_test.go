@@ -67,33 +67,21 @@ type engine struct {
 	cutOff int  // answers after which replays end without the end, 0 for never
 	silent bool // replays are not answered
 	plain  bool // the answers of replays name no topic, as those of older engines
-	// removals are the batches that remove the block of another one, which is their value.
-	removals map[uint64]uint64
-	asked    []uint64
-	begin    uint64 // the first id of the prompts of this run
+	asked  []uint64
+	begin  uint64 // the first id of the prompts of this run
 }
 
 const blockTokens = 4
 
-// payload is a batch that stores one block, the number's, or removes one.
+// payload is a batch that stores one block, the number's.
 func (e *engine) payload(seq uint64) []byte {
 	b := []byte{0x93, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0x91}
 	text := func(s string) { b = append(append(b, 0xa0|byte(len(s))), s...) }
-	hashes := func(seq uint64) {
-		text("block_hashes")
-		b = binary.BigEndian.AppendUint64(append(b, 0x91, 0xcf), e.begin+seq)
-	}
-	if removed, ok := e.removals[seq]; ok {
-		b = append(b, 0x82)
-		text("type")
-		text("BlockRemoved")
-		hashes(removed)
-		return append(b, 0)
-	}
 	b = append(b, 0x84)
 	text("type")
 	text("BlockStored")
-	hashes(seq)
+	text("block_hashes")
+	b = binary.BigEndian.AppendUint64(append(b, 0x91, 0xcf), e.begin+seq)
 	text("token_ids")
 	b = append(b, 0x90|blockTokens)
 	for range blockTokens {

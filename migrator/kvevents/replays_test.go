@@ -1,12 +1,10 @@
 package kvevents_test
 
 import (
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/loadtracker"
 	"github.com/cascadeinfer/cascade/migrator/kvevents"
 )
 
@@ -58,41 +56,6 @@ func TestPlainReplay(t *testing.T) {
 		synctest.Wait()
 		check(t, e, x, s, 0, true)
 		if st := s.Status(); st.Rejected != 0 || st.Failed != 0 || st.Lost != 0 {
-			t.Errorf("%+v", st)
-		}
-	})
-}
-
-// TestGap checks that what is known does not count while batches are missing, so that a block whose removal was
-// lost is not claimed, and that it counts again, with what was missing, after the replay.
-func TestGap(t *testing.T) {
-	test(t, func(e *engine, x *index, s *kvevents.Subscriber) {
-		e.connect()
-		e.send(2, false)
-		check(t, e, x, s, 0, true)
-		e.mu.Lock()
-		e.silent, e.removals = true, map[uint64]uint64{2: 0}
-		e.mu.Unlock()
-		e.send(1, true) // the removal of block 0
-		e.send(1, false)
-		if st := s.Status(); st.Live || x.holds(e, 0) || x.holds(e, 1) || x.Status().Source != loadtracker.NoSource {
-			t.Errorf("while batches are missing: %+v, %+v", st, x.Status())
-		}
-		// The front end goes by what the engine was sent.
-		ids := slices.Repeat([]uint32{7}, 1000)
-		x.Begin(new(loadtracker.Chain), 1, ids)
-		if got := x.Match(1, ids); got == 0 || x.Status().Source != loadtracker.OwnPrompts {
-			t.Errorf("%d tokens of what was sent are held, %+v", got, x.Status())
-		}
-		e.mu.Lock()
-		e.silent = false
-		e.mu.Unlock()
-		time.Sleep(30 * time.Second)
-		synctest.Wait()
-		if st := s.Status(); !st.Live || x.holds(e, 0) || !x.holds(e, 1) || !x.holds(e, 3) || st.Lost != 0 {
-			t.Errorf("after the replay: %+v, %+v", st, x.Status())
-		}
-		if st := x.Status(); st.Source != loadtracker.EngineEvents || st.Blocks != 2 {
 			t.Errorf("%+v", st)
 		}
 	})
