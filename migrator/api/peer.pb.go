@@ -1086,7 +1086,6 @@ func (x *Arrivals) GetRequests() []*WaitingRequest {
 // requests it holds.
 type Heartbeat struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"` // 0 marks an answer
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1119,13 +1118,6 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
 	return file_migrator_api_peer_proto_rawDescGZIP(), []int{12}
-}
-
-func (x *Heartbeat) GetSequence() uint64 {
-	if x != nil {
-		return x.Sequence
-	}
-	return 0
 }
 
 // Transfer is one message about one migration. migrator/move is its specification and
@@ -1630,9 +1622,8 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\x06weight\x18\x05 \x01(\x02R\x06weight\x12!\n" +
 	"\ffirst_weight\x18\x06 \x01(\x02R\vfirstWeight\"K\n" +
 	"\bArrivals\x12?\n" +
-	"\brequests\x18\x01 \x03(\v2#.cascade.migrator.v1.WaitingRequestR\brequests\"-\n" +
-	"\tHeartbeat\x12\x1a\n" +
-	"\bsequence\x18\x01 \x01(\x04R\bsequenceJ\x04\b\x02\x10\x03\"\xa4\a\n" +
+	"\brequests\x18\x01 \x03(\v2#.cascade.migrator.v1.WaitingRequestR\brequests\"\x17\n" +
+	"\tHeartbeatJ\x04\b\x01\x10\x02J\x04\b\x02\x10\x03\"\xa4\a\n" +
 	"\bTransfer\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x16\n" +
 	"\x06seller\x18\x02 \x01(\tR\x06seller\x12\x16\n" +

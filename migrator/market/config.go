@@ -39,7 +39,7 @@ const (
 type Config struct {
 	// Self is this replica. Required.
 	Self policies.ReplicaID
-	// Machine configures the market's rules. New fills in Self, and sets FirstDeal from the
+	// Machine configures the market's rules. Self is filled in, and FirstDeal set from the
 	// present time if it is 0.
 	Machine bidask.Rules
 	// Executor and Network execute the machine's actions. Required.
@@ -142,7 +142,6 @@ func (c Config) validate() (Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
-	c.Machine.Self = c.Self
 	if c.Machine.FirstDeal == 0 {
 		c.Machine.FirstDeal = uint64(time.Now().UnixMicro())
 	}

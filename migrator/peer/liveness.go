@@ -88,20 +88,16 @@ func (n *Network) queueHeartbeatLocked(p *peer) {
 	if p.address == "" {
 		return
 	}
-	p.push(queuedEnvelope{envelope: n.newHeartbeat(p, 1), queuedAt: time.Now()}, n.cfg.QueueSize)
+	p.push(queuedEnvelope{envelope: n.newHeartbeat(p), queuedAt: time.Now()}, n.cfg.QueueSize)
 	n.ensureStreamLocked(p)
 }
 
-// replyToHeartbeatLocked replies on the reply stream of the stream on which the Heartbeat arrived:
+// replyToHeartbeat replies on the reply stream of the stream on which the Heartbeat arrived:
 // the sender judges this process by what arrives on its own connection, whichever process of this
-// replica its other connections reach. Sequence 0 marks a reply. While a reply is waiting, no other
-// is needed.
-func (n *Network) replyToHeartbeatLocked(p *peer, in *incoming, b *api.Heartbeat) {
-	if b.GetSequence() == 0 {
-		return // a reply of a version that replies on its own stream
-	}
+// replica its other connections reach. While a reply is waiting, no other is needed.
+func (n *Network) replyToHeartbeat(p *peer, in *incoming) {
 	select {
-	case in.heartbeatReply <- n.newHeartbeat(p, 0):
+	case in.heartbeatReply <- n.newHeartbeat(p):
 	default:
 	}
 }
@@ -125,6 +121,6 @@ func (n *Network) recordAliveLocked(p *peer) {
 // recordHeard restarts the timeout of a peer.
 func (p *peer) recordHeard(now time.Time) { p.lastHeard, p.missedBeats = now, 0 }
 
-func (n *Network) newHeartbeat(p *peer, sequence uint64) *api.Envelope {
-	return &api.Envelope{From: string(n.cfg.Self), To: string(p.id), Body: &api.Envelope_Heartbeat{Heartbeat: &api.Heartbeat{Sequence: sequence}}}
+func (n *Network) newHeartbeat(p *peer) *api.Envelope {
+	return &api.Envelope{From: string(n.cfg.Self), To: string(p.id), Body: &api.Envelope_Heartbeat{Heartbeat: &api.Heartbeat{}}}
 }

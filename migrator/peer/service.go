@@ -205,9 +205,9 @@ func (n *Network) acceptEnvelope(p *peer, e *api.Envelope, in *incoming) bool {
 		return false
 	}
 	n.recordAliveLocked(p)
-	switch b := e.GetBody().(type) {
+	switch e.GetBody().(type) {
 	case *api.Envelope_Heartbeat:
-		n.replyToHeartbeatLocked(p, in, b.Heartbeat)
+		n.replyToHeartbeat(p, in)
 		return false
 	case nil, *api.Envelope_Hello:
 		return false
