@@ -3,7 +3,6 @@ package market
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
@@ -98,8 +97,6 @@ type Config struct {
 	SummaryInterval time.Duration
 	// RefineInterval is the time between two proposals; 0 means 1 s.
 	RefineInterval time.Duration
-	// Logger receives the log; nil discards it.
-	Logger *slog.Logger
 }
 
 func (c Config) validate() (Config, error) {
@@ -138,9 +135,6 @@ func (c Config) validate() (Config, error) {
 	}
 	if c.CanReceive == nil {
 		c.CanReceive = func() bool { return true }
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	if c.Machine.FirstDeal == 0 {
 		c.Machine.FirstDeal = uint64(time.Now().UnixMicro())

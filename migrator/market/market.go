@@ -3,7 +3,6 @@ package market
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"sync"
 	"time"
 
@@ -45,7 +44,6 @@ type View struct {
 type Market struct {
 	// Fixed after New.
 	cfg   Config
-	log   *slog.Logger
 	start time.Time
 	peers *peers
 	wake  chan struct{} // holds a token when the mailbox is not empty
@@ -138,7 +136,7 @@ func New(cfg Config) (*Market, error) {
 		return nil, fmt.Errorf("market of %s: %w", cfg.Self, err)
 	}
 	return &Market{
-		cfg: cfg, log: cfg.Logger.With("replica", string(cfg.Self)), start: time.Now(), peers: p, trader: t,
+		cfg: cfg, start: time.Now(), peers: p, trader: t,
 		wake: make(chan struct{}, 1), arrival: make(chan struct{}, 1),
 		sent: make(map[policies.ReplicaID]sentPrefixes),
 	}, nil
@@ -336,10 +334,6 @@ func (m *Market) drainMailbox() {
 	m.mailbox = nil
 	m.mu.Unlock()
 	for _, ev := range mail {
-		if sold, ok := m.trader.Exporting(ev.Deal); ok && ev.Kind == bidask.TransferDone {
-			m.log.Debug("request migrated", "request", sold.Request, "cause", sold.Cause.String(),
-				"deal", ev.Deal.String())
-		}
 		m.step(ev)
 	}
 }

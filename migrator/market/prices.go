@@ -245,5 +245,5 @@ func decodeWaiting(now policies.Micros, requests []*api.WaitingRequest, most int
 func within(n, least, most int64) bool { return least <= n && n <= most }
 
 func validWeight(w float32) bool {
-	return w >= 0 && w <= maxClaimedWeight && !math.IsNaN(float64(w))
+	return w >= 0 && w <= maxClaimedWeight // false for what is no number
 }

@@ -196,12 +196,6 @@ func (t *Trader) recordTransferEnd(ev Event) {
 	t.departed[sold.Request] = ev.Now + departedRetention
 }
 
-// Exporting returns what a deal transfers from here; false if no transfer of that deal runs.
-func (t *Trader) Exporting(d Deal) (policies.Migration, bool) {
-	sold, ok := t.exports[d]
-	return sold, ok
-}
-
 // Next returns when Step must be called with DeadlineReached; false if no deadline is pending.
 // It may change with every Step and Scan.
 func (t *Trader) Next() (policies.Micros, bool) { return t.machine.Next() }

@@ -73,7 +73,7 @@ func TestSale(t *testing.T) {
 	if _, exporting, _ := x.Deals(); exporting != 1 || !slices.ContainsFunc(out, func(a Action) bool { return a.Kind == Export }) {
 		t.Fatalf("the buyer pulls, and the trader answers %+v", out)
 	}
-	if got, ok := x.Exporting(deal); !ok || got != move {
+	if got, ok := x.exports[deal]; !ok || got != move {
 		t.Errorf("exports %+v, want %+v", got, move)
 	}
 	s.Residents = nil

@@ -29,7 +29,7 @@ func (f *Fleet) newHost() error {
 	var err error
 	if f.host, err = policyhost.NewHost(policyhost.HostConfig{
 		Fleet: fleet, Role: names.Migrator, Name: hostName, Replicas: len(fleet.Fleet.Replicas), Kinds: wiring.MigratorKinds,
-		Native: fleet.NativePolicies(fleet.Market(fleet.Fleet.Replicas[0], log)), Fetch: policyhost.FetchFrom([]grpc.ClientConnInterface{f.controlConn}), Logger: log,
+		Native: fleet.NativePolicies(fleet.Market(fleet.Fleet.Replicas[0])), Fetch: policyhost.FetchFrom([]grpc.ClientConnInterface{f.controlConn}), Logger: log,
 	}); err != nil {
 		return fmt.Errorf("policies: %w", err)
 	}

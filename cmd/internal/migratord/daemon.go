@@ -198,7 +198,7 @@ func (d *Daemon) newMigration() error {
 			return err
 		}
 	}
-	kc := f.Market(r, log)
+	kc := f.Market(r)
 	if err = d.newHost(kc); err != nil {
 		return err
 	}

@@ -32,7 +32,7 @@ replicas:
 		}
 	}
 	quiet := slog.New(slog.DiscardHandler)
-	if c := w.Market(f.Replicas[1], quiet); c.Capacity != 30000 {
+	if c := w.Market(f.Replicas[1]); c.Capacity != 30000 {
 		t.Errorf("the market counts %d tokens of KV", c.Capacity)
 	}
 	e := w.Engine(f.Replicas[1], quiet)
@@ -43,7 +43,7 @@ replicas:
 	if got, want := w.Rules().Models[0].QoE, w.Profiles["m"].QoEModel(); got != want || got.D2 > w.Profiles["m"].D2/100 {
 		t.Errorf("the planner's QoE is %+v, want %+v", got, want)
 	}
-	if got, want := w.Market(w.Fleet.Replicas[0], nil).QoE, w.Profiles["m"].TensorParallel(w.Fleet.Replicas[0].TP).QoEModel(); got != want {
+	if got, want := w.Market(w.Fleet.Replicas[0]).QoE, w.Profiles["m"].TensorParallel(w.Fleet.Replicas[0].TP).QoEModel(); got != want {
 		t.Errorf("the market's QoE is %+v, want %+v", got, want)
 	}
 	if got, want := w.Rules().Models[0].Cost, w.Profiles["m"].TensorParallel(1).Cost(); got != want {

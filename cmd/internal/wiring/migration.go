@@ -107,7 +107,7 @@ func (f *Fleet) Connector(r config.Replica) string { return f.resolvePath(r.Conn
 
 // Market returns the Config of a replica's market, without the components that it
 // is connected to.
-func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
+func (f *Fleet) Market(r config.Replica) market.Config {
 	m, _ := f.Model(r.Model)
 	p := f.profile(r).TensorParallel(r.TP)
 	c := market.Config{
@@ -128,7 +128,6 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 		BucketEdges:     f.Edges(m),
 		ScanInterval:    max(minScanPeriod, f.scaled(100*time.Millisecond)),
 		SummaryInterval: max(minSummaryPeriod, f.scaled(time.Second)),
-		Logger:          log,
 	}
 	if f.Preset == config.PresetPaper {
 		c.Machine.Sample, c.Machine.Selector, c.Machine.WaitForPromise = bidask.AskAll, bidask.Paper{}, true

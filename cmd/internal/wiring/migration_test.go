@@ -29,7 +29,7 @@ func TestPlacementCountsCopies(t *testing.T) {
 		f.Profiles[f.Fleet.Replicas[0].Model] = p
 		r := f.Fleet.Replicas[0]
 		r.Blocks = c.blocks
-		m := f.Market(r, nil)
+		m := f.Market(r)
 		if got := m.CopySeconds * 1e6; math.Abs(got-c.copied) > 1e-9 {
 			t.Errorf("%+v: %v µs for a token", c, got)
 		}

@@ -87,7 +87,7 @@ func (f *Fleet) describe(w *strings.Builder, what string, args []string) error {
 		fmt.Fprintf(w, "registry: model %s, peer %s, host %s, %+v, adapters %q, draining %v\n", p.Model, p.Peer, p.Host, p.Capacity, p.Adapters, p.Draining)
 		front := f.Frontend(r, nil)
 		fmt.Fprintf(w, "front end: window %v; bodies of %d MiB, together %d MiB, %d B/s\n", front.FlowTau, front.MaxBody>>20, front.MaxBodies>>20, front.BodyRate)
-		m := f.Market(r, nil)
+		m := f.Market(r)
 		fmt.Fprintf(w, "market: capacity %d, sample %d, sends %d, receives %d, selector %T, detector %+v, refiner %T; waits for promises %v, keeps requests %v, %d buckets of slack, spills at %d %%, balances up to %d %%, re-prompts %v\n",
 			m.Capacity, m.Machine.Sample, m.Machine.MaxConcurrentSends, m.Machine.MaxConcurrentReceives, m.Machine.Selector, m.Detector, m.Refiner, m.Machine.WaitForPromise, m.KeepRequests, len(m.BucketEdges), m.SpillPercent, m.Machine.BalancePercent, m.Reprompt)
 		fmt.Fprintf(w, "executor: link %d bytes/s\n", f.LinkRate())
