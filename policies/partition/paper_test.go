@@ -179,7 +179,7 @@ func randomPaperCase(rng *rand.Rand) (paperCase, policies.Workload) {
 	return c, w
 }
 
-// TestPaperPlanner compares the paper's planner, exact and in two phases, with the formulas of the
+// TestPaperPlanner compares the paper's planner, exact, in two phases and in the first one alone, with the formulas of the
 // paper.
 func TestPaperPlanner(t *testing.T) {
 	const inputs = 10_000
@@ -187,11 +187,11 @@ func TestPaperPlanner(t *testing.T) {
 	split, heuristic, worse, moved := 0, 0, 0, 0
 	for i := 0; i < inputs; {
 		c, w := randomPaperCase(rng)
-		most := policies.MaxStages
+		limit := policies.MaxStages
 		if w.Limits.Stages > 0 {
-			most = w.Limits.Stages
+			limit = w.Limits.Stages
 		}
-		want := c.best(most, c.replicas, len(c.buckets))
+		want := c.best(limit, c.replicas, len(c.buckets))
 		for _, p := range []policies.Partitioner{partition.Recursion{Objective: partition.Snapshot}, partition.Exact{Objective: partition.Snapshot}} {
 			got := testkit.Must(p.Partition(w))
 			if !equal(got.Cost, want) {
@@ -207,11 +207,17 @@ func TestPaperPlanner(t *testing.T) {
 			moved++
 		}
 
+		// The first phase alone, with as many stages as there may be.
+		chain, most := testkit.Must(partition.TwoPhase{Objective: partition.Snapshot}.Chain(w)), min(c.replicas, len(c.buckets), limit)
+		_, price, _ := c.chain(most, len(c.buckets))
+		if len(chain.Counts) != most || c.replicas == most && !equal(chain.Cost, price) {
+			t.Fatalf("input %d: a chain of %v for %v, by the paper of %d stages for %v", i, chain.Counts, chain.Cost, most, price)
+		}
 		got := testkit.Must(partition.TwoPhase{Objective: partition.Snapshot}.Partition(w))
 		var cuts []policies.Tokens
 		var counts []int
-		price := 0.0
-		stages, tied := c.twoPhase(most)
+		price = 0.0
+		stages, tied := c.twoPhase(limit)
 		if tied {
 			continue // the paper does not say which
 		}

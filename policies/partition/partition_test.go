@@ -195,6 +195,9 @@ func TestHugeFleet(t *testing.T) {
 	if _, err := (partition.Exact{}).Partition(w); !errors.Is(err, policies.ErrInfeasible) {
 		t.Errorf("rates past every replica give %v", err)
 	}
+	if got, err := (partition.TwoPhase{}).Chain(w); err != nil || !math.IsInf(got.Cost, 1) {
+		t.Errorf("rates past every replica: a chain that costs %v, %v", got.Cost, err)
+	}
 	w.Snapshot, w.QoE = make([]policies.Batch, len(w.Flow.Edges)), policies.QoE{D0: 1, D3: 1}
 	w.Snapshot[0] = policies.Batch{N: 1e10, SumI2: 1e300}
 	if _, err := (partition.Exact{Objective: partition.Snapshot}).Partition(w); !errors.Is(err, policies.ErrInfeasible) {
