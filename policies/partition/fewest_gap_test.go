@@ -28,10 +28,7 @@ func TestFewestClosesGaps(t *testing.T) {
 				continue
 			}
 			if nodes, counts, ok := recurse(tab, stages, e); ok {
-				least[stages] = 0
-				for h, k := range counts {
-					least[stages] += tab.row(nodes[h+1])[nodes[h]].price(float64(k))
-				}
+				least[stages] = priceOf(tab, nodes, counts)
 			}
 		}
 		s := newSearch(tab, most, e)

@@ -32,6 +32,14 @@ func randomTable(rng *rand.Rand, n int) table {
 	return t
 }
 
+// priceOf returns what stages between these buckets, with so many replicas each, cost.
+func priceOf(tab table, nodes, counts []int) (sum float64) {
+	for h, k := range counts {
+		sum += tab.row(nodes[h+1])[nodes[h]].price(float64(k))
+	}
+	return sum
+}
+
 // TestGap checks the bound of the price search, and what closes a gap above it,
 // against the paper's recursion.
 func TestGap(t *testing.T) {
@@ -43,10 +51,7 @@ func TestGap(t *testing.T) {
 		stages := 1 + rng.IntN(min(8, tab.n))
 		e := stages + rng.IntN(20)
 		nodes, counts, ok := recurse(tab, stages, e)
-		want := 0.0
-		for h, k := range counts {
-			want += tab.row(nodes[h+1])[nodes[h]].price(float64(k))
-		}
+		want := priceOf(tab, nodes, counts)
 		s := newSearch(tab, stages, e)
 		high, possible := s.firstPartition()
 		if possible != ok {
@@ -70,10 +75,7 @@ func TestGap(t *testing.T) {
 		first.bound, first.top = s.bound, s.top
 		before := first.best
 		first.convolve()
-		sum := 0.0
-		for h, k := range first.counts {
-			sum += tab.row(first.nodes[h+1])[first.nodes[h]].price(float64(k))
-		}
+		sum := priceOf(tab, first.nodes, first.counts)
 		if math.Abs(first.best-want) > 1e-9*want || math.Abs(sum-want) > 1e-9*want {
 			t.Fatalf("table %d: closed at %v (%v), want %v (bound %v)", i, first.best, sum, want, s.bound)
 		}
