@@ -80,21 +80,11 @@ func TestPriceOfPlanInForce(t *testing.T) {
 	w := previewWorkload()
 	policy := testkit.Must(planner.PolicyNamed(""))
 	proposal := testkit.Must(policy.Preview(w, 0)).Proposal
-	plan, next := policies.Plan{Model: "m"}, 0
-	for i, n := range proposal.Counts {
-		st := policies.Stage{High: policies.Unbounded}
-		if i > 0 {
-			st.Low = proposal.Cuts[i-1]
-		}
-		if i < len(proposal.Cuts) {
-			st.High = proposal.Cuts[i]
-		}
-		for range n {
-			st.Replicas = append(st.Replicas, policies.ReplicaID(rune('a'+next)))
-			next++
-		}
-		plan.Stages = append(plan.Stages, st)
+	var replicas []policies.Replica
+	for i := range w.Replicas {
+		replicas = append(replicas, policies.Replica{ID: policies.ReplicaID(rune('a' + i)), Model: "m"})
 	}
+	plan := adoption.Assigner{}.Assign(policies.Plan{Model: "m"}, proposal, replicas)
 	priced := testkit.Must(policy.Price(w, plan))
 	if diff := priced.Cost/proposal.Cost - 1; diff > 1e-6 || diff < -1e-6 {
 		t.Errorf("the plan costs %v, predicted were %v", priced.Cost, proposal.Cost)

@@ -323,38 +323,25 @@ func BenchmarkFrame(b *testing.B) {
 	out := make([]policies.Bid, 0, 16)
 	n, _ := EncodeSelectCall(arena, Call{}, bids)
 	ask := QuoteArgs{policies.Occupancy{Capacity: 100_000, Held: 5000, Throughput: 1_000_000}, policies.Migration{Request: "replica-a/17", Length: 5000, Cause: policies.Growth}}
-	b.Run("select16/put", func(b *testing.B) {
-		for b.Loop() {
-			EncodeSelectCall(arena, Call{ID: 7}, bids)
-		}
-	})
-	b.Run("select16/get", func(b *testing.B) {
-		for b.Loop() {
-			out, _ = DecodeSelectCall(arena[:n], out)
-		}
-	})
-	b.Run("select16/take", func(b *testing.B) {
-		for b.Loop() {
-			DecodeSelectResult(Result(OK, 3), 16)
-		}
-	})
 	m, _ := EncodeQuoteCall(arena[8192:], Call{}, ask)
 	quote := arena[8192:][:m]
-	b.Run("quote/put", func(b *testing.B) {
-		for b.Loop() {
-			EncodeQuoteCall(quote, Call{ID: 7}, ask)
-		}
-	})
-	b.Run("quote/get", func(b *testing.B) {
-		for b.Loop() {
-			DecodeQuoteCall(quote)
-		}
-	})
-	b.Run("quote/answer+take", func(b *testing.B) {
-		for b.Loop() {
-			DecodeQuoteResult(quote, EncodeQuoteResult(quote, policies.Bid{Load: 5}, true))
-		}
-	})
+	for _, c := range []struct {
+		name string
+		run  func()
+	}{
+		{"select16/put", func() { EncodeSelectCall(arena, Call{ID: 7}, bids) }},
+		{"select16/get", func() { out, _ = DecodeSelectCall(arena[:n], out) }},
+		{"select16/take", func() { DecodeSelectResult(Result(OK, 3), 16) }},
+		{"quote/put", func() { EncodeQuoteCall(quote, Call{ID: 7}, ask) }},
+		{"quote/get", func() { DecodeQuoteCall(quote) }},
+		{"quote/answer+take", func() { DecodeQuoteResult(quote, EncodeQuoteResult(quote, policies.Bid{Load: 5}, true)) }},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			for b.Loop() {
+				c.run()
+			}
+		})
+	}
 }
 
 // TestPlaceBefore15 decodes the arrival of a host of ABI 1.4, whose records say nothing of the requests that

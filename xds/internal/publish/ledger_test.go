@@ -215,28 +215,6 @@ func TestRefuserThatLeaves(t *testing.T) {
 	})
 }
 
-// TestLedgerSignals checks that a reply and the end of a stream are signalled, and that a
-// closed stream is forgotten.
-func TestLedgerSignals(t *testing.T) {
-	w := &wire{Ledger: NewLedger(nil), t: t}
-	signalled := func(what string) {
-		t.Helper()
-		select {
-		case <-w.Changed():
-		default:
-			t.Error("not signalled:", what)
-		}
-	}
-	w.open(1, "n", "", resources.ClusterType)
-	signalled("a request")
-	w.reply(1, resources.ClusterType, w.send(1, resources.ClusterType, "a@1"), "")
-	signalled("an ACK")
-	w.OnDeltaStreamClosed(1, nil)
-	signalled("the end of a stream")
-	err := w.OnStreamDeltaRequest(1, &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: "n"}, TypeUrl: resources.ClusterType})
-	testkit.WantError(t, err, "not opened")
-}
-
 // TestReconnectedNodeIsKept checks that a node which has come back is not forgotten among
 // those without a stream, and that a second stream counts neither as a new connect nor, at its end, as a disconnect.
 func TestReconnectedNodeIsKept(t *testing.T) {
@@ -252,11 +230,11 @@ func TestReconnectedNodeIsKept(t *testing.T) {
 		if n := w.nodes["back"]; n.since != since {
 			t.Errorf("connected since %v, then %v", since, n.since)
 		}
-		for i := range int64(maxDisconnected + 1) {
+		for i := range int64(maxDisconnected + 2) {
 			w.open(10+i, fmt.Sprint("n", i), "", resources.ClusterType)
 			w.OnDeltaStreamClosed(10+i, nil)
 		}
-		if w.nodes["back"] == nil || w.nodes["n0"] != nil || w.nodes["n1"] == nil {
+		if w.nodes["back"] == nil || w.nodes["n1"] != nil || w.nodes["n2"] == nil {
 			t.Errorf("%d nodes are kept, back is %+v", len(w.nodes), w.nodes["back"])
 		}
 	})
@@ -404,7 +382,8 @@ func TestCountRequests(t *testing.T) {
 	}
 }
 
-// TestLedgerWakesPublisher checks that what the ledger alone has recorded reaches the status at once.
+// TestLedgerWakesPublisher checks that what the ledger alone has recorded reaches the status at once, and that a closed
+// stream is forgotten.
 func TestLedgerWakesPublisher(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &wire{Ledger: NewLedger(nil), t: t}
@@ -415,5 +394,11 @@ func TestLedgerWakesPublisher(t *testing.T) {
 		if n := p.Status().Groups[0].Nodes; n != 1 {
 			t.Errorf("%d nodes, want 1", n)
 		}
+		w.OnDeltaStreamClosed(1, nil)
+		synctest.Wait()
+		if n := p.Status().Nodes[0]; n.Connected {
+			t.Errorf("%+v, want a node without a stream", n)
+		}
+		testkit.WantError(t, w.OnStreamDeltaRequest(1, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: resources.ClusterType}), "not opened")
 	})
 }
