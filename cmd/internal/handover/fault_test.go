@@ -259,22 +259,21 @@ func TestCanceledTakeover(t *testing.T) {
 // TestStoppedEndsContext ends the context in Stopped: the successor still receives its answer.
 func TestStoppedEndsContext(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
-	for range 20 {
-		ctx, stop := context.WithCancel(t.Context())
-		server, _ := takeOver(t, path)
-		served := make(chan error, 1)
-		go func() {
-			link, err := server.Serve(ctx, Config{Listeners: &Listeners{}, Stopped: func(int) { stop() }})
-			link.Close()
-			served <- err
-		}()
-		next, link := takeOver(t, path)
-		next.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	server, _ := takeOver(t, path)
+	served := make(chan error, 1)
+	go func() {
+		link, err := server.Serve(ctx, Config{Listeners: &Listeners{}, Stopped: func(int) {
+			stop()
+			time.Sleep(10 * time.Millisecond) // so that whatever the end of the context closes is closed
+		}})
 		link.Close()
-		if err := <-served; err != nil {
-			t.Error(err)
-		}
-	}
+		served <- err
+	}()
+	next, link := takeOver(t, path)
+	next.Close()
+	link.Close()
+	testkit.NoError(t, <-served)
 }
 
 // TestStaleSocket checks that the socket left by a killed process stops no other process.
