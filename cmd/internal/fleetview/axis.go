@@ -31,7 +31,7 @@ func (d *drawing) axis() Frame {
 	const dash = "─"
 	starts := make([]int, len(s.Stages)+1)
 	for i, st := range s.Stages {
-		starts[i] = max(axisCell(st.Low, s.Context, cells), 0)
+		starts[i] = axisCell(st.Low, s.Context, cells)
 		if i > 0 {
 			starts[i] = max(starts[i], starts[i-1]+1)
 		}

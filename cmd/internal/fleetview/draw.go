@@ -35,10 +35,7 @@ func Draw(m Model) Frame {
 	default:
 		f = d.drawFleet()
 	}
-	for len(f) < m.height {
-		f = append(f, nil)
-	}
-	f = f[:m.height]
+	f = f.pad(m.height)[:m.height]
 	if m.height >= leastHeight && m.width >= leastWidth {
 		f[m.height-1] = d.footer()
 	}
@@ -250,10 +247,7 @@ func (d *drawing) replicaLines(n int) Frame {
 	if len(s.Replicas) == 0 {
 		f = append(f, line{{d.none("replica", s.Hidden), faint}})
 	}
-	for len(f) < n+1 {
-		f = append(f, nil)
-	}
-	return f
+	return f.pad(n + 1)
 }
 
 // columns are the widths of the columns of replicas; a narrow terminal has no weights and no hosts, so that it
@@ -331,10 +325,7 @@ func (d *drawing) migrationLines(n int) Frame {
 	if len(s.Migrations) == 0 {
 		f = append(f, line{{d.none("migration", len(d.m.last.Migrations.Migrations)), faint}})
 	}
-	for len(f) < n+1 {
-		f = append(f, nil)
-	}
-	return f
+	return f.pad(n + 1)
 }
 
 // migrationNote sums the listed migrations up.
@@ -384,10 +375,7 @@ func (d *drawing) proxyLines(n int) Frame {
 	if len(s.Proxies) == 0 {
 		f = append(f, line{{d.none("proxy", len(d.m.last.Status.Nodes)), faint}})
 	}
-	for len(f) < n+1 {
-		f = append(f, nil)
-	}
-	return f
+	return f.pad(n + 1)
 }
 
 // proxyNote counts the proxies by state.
@@ -460,9 +448,9 @@ func loadTone(load float64) tone {
 	return good
 }
 
-// bar draws a share as so many cells.
+// bar draws a share, 0 to 1, as so many cells.
 func bar(share float64, cells int) string {
-	n := int(math.Round(min(max(share, 0), 1) * float64(cells)))
+	n := int(math.Round(share * float64(cells)))
 	return strings.Repeat("█", n) + strings.Repeat("░", cells-n)
 }
 

@@ -79,6 +79,14 @@ func (l line) cut(cells int) line {
 // Frame is what a terminal shows: its lines, each at most as wide as the terminal.
 type Frame []line
 
+// pad returns the frame with at least so many lines.
+func (f Frame) pad(lines int) Frame {
+	for len(f) < lines {
+		f = append(f, nil)
+	}
+	return f
+}
+
 // String returns the frame without styles.
 func (f Frame) String() string {
 	var b strings.Builder
