@@ -45,17 +45,13 @@ func (t *tools) decodeChoice(v gjson.Result) *apiError {
 // called returns the function that the answer calls, and whether there is one. As a model would, an engine that may
 // choose answers a tool's result with text; it calls the first function otherwise, so that a loop of calls ends.
 func (t *tools) called(last message) (gjson.Result, bool, *apiError) {
+	automatic := t.choice == "" || t.choice == "auto"
 	switch {
 	case t.choice == "required" && len(t.list) == 0:
 		return gjson.Result{}, false, invalid("tool_choice", "tool_choice required needs tools")
-	case t.choice == "none" || len(t.list) == 0 && t.choice == "":
+	case t.choice == "none" || automatic && (len(t.list) == 0 || last.role == "tool"):
 		return gjson.Result{}, false, nil
-	case t.choice == "" || t.choice == "auto":
-		if len(t.list) == 0 || last.role == "tool" {
-			return gjson.Result{}, false, nil
-		}
-		return t.list[0], true, nil
-	case t.choice == "required":
+	case automatic || t.choice == "required":
 		return t.list[0], true, nil
 	}
 	for _, f := range t.list {
