@@ -314,8 +314,7 @@ func TestConfigErrors(t *testing.T) {
 	} {
 		cfg := good()
 		change(&cfg)
-		if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("an error with %q is wanted, got %v", want, err)
-		}
+		_, err := New(cfg)
+		testkit.WantError(t, err, want)
 	}
 }

@@ -2,7 +2,6 @@ package trace
 
 import (
 	"math"
-	"strings"
 	"testing"
 	"time"
 
@@ -190,16 +189,14 @@ func TestGeneratorErrors(t *testing.T) {
 		g, _ := Named("chat")
 		g.Requests = 1
 		change(&g)
-		if _, err := g.Generate(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("an error that names %q is wanted, got %v", want, err)
-		}
+		_, err := g.Generate()
+		testkit.WantError(t, err, want)
 	}
 }
 
 func TestFitErrors(t *testing.T) {
-	if _, err := Fit(make([]Request, 3), FitConfig{Name: "few"}); err == nil || !strings.Contains(err.Error(), "fit few: 3 requests") {
-		t.Errorf("few requests give %v", err)
-	}
+	_, err := Fit(make([]Request, 3), FitConfig{Name: "few"})
+	testkit.WantError(t, err, "fit few: 3 requests")
 	if _, err := Fit(make([]Request, 1000), FitConfig{Components: -1}); err == nil {
 		t.Error("a negative number of components is taken")
 	}

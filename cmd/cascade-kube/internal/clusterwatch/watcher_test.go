@@ -369,8 +369,7 @@ func TestConfig(t *testing.T) {
 		"set either":             {Client: client, Namespace: "a"},
 		"Dynamic is required":    {Client: client, Namespace: "a", Pool: "b"},
 	} {
-		if _, err := New(c); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
+		_, err := New(c)
+		testkit.WantError(t, err, want)
 	}
 }
