@@ -39,4 +39,13 @@ func TestMeter(t *testing.T) {
 	if got := m.rate(); got <= 0 || got > 1700 {
 		t.Errorf("failures: %d", got)
 	}
+	// The latest transfers count most.
+	for range 3 * recentTransfers {
+		m.begin(at)
+		at += second
+		m.end(at, 10_000)
+	}
+	if got := m.rate(); got < 8000 {
+		t.Errorf("ten times as fast: %d", got)
+	}
 }

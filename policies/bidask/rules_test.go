@@ -195,13 +195,16 @@ func (b broken) Select([]policies.Bid) int { return int(b) }
 // TestBrokenSelector checks that a selector that returns an index outside the bids
 // sells nothing.
 func TestBrokenSelector(t *testing.T) {
-	for _, at := range []int{-1, -7, 1, 99} {
-		m, err := bidask.NewMachine(bidask.Rules{Self: "a", Selector: broken(at)})
-		testkit.NoError(t, err)
-		m.Step(bidask.Event{Kind: bidask.Offered, Migration: policies.Migration{Request: "q"}, Candidates: []policies.ReplicaID{"b"}}, nil)
-		out := m.Step(bidask.Event{Kind: bidask.MessageReceived, Message: bidask.Message{Kind: bidask.Bid, From: "b", To: "a", Deal: bidask.Deal{Seller: "a"}}}, nil)
-		if len(out) != 1 || out[0].Kind != bidask.Return || out[0].Reason != bidask.ReturnNoBids || !m.Idle() {
-			t.Errorf("%d: %+v", at, out)
+	for _, costs := range [][]policies.Micros{nil, {1, 5}} {
+		for _, at := range []int{-1, -7, 2, 99} {
+			m := testkit.Must(bidask.NewMachine(bidask.Rules{Self: "a", Selector: broken(at)}))
+			out := m.Step(bidask.Event{Kind: bidask.Offered, Migration: policies.Migration{Request: "q"}, Candidates: []policies.ReplicaID{"b", "c"}, Costs: costs}, nil)
+			for _, from := range []policies.ReplicaID{"b", "c"} {
+				out = m.Step(bidask.Event{Kind: bidask.MessageReceived, Message: bidask.Message{Kind: bidask.Bid, From: from, To: "a", Deal: bidask.Deal{Seller: "a"}}}, nil)
+			}
+			if len(out) != 1 || out[0].Kind != bidask.Return || out[0].Reason != bidask.ReturnNoBids || !m.Idle() {
+				t.Errorf("%d with costs %v: %+v", at, costs, out)
+			}
 		}
 	}
 }
