@@ -2,8 +2,15 @@ package certs
 
 import (
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
 	"io"
+	"math/big"
 	"net"
 	"os"
 	"path/filepath"
@@ -249,6 +256,32 @@ func TestRotation(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestIntermediateAuthority: the certificate of an intermediate authority is accepted at both ends if its file has the
+// chain.
+func TestIntermediateAuthority(t *testing.T) {
+	cfg := issue(t, authority(t), t.TempDir(), identity.Control, "main")
+	leaf := testkit.Must(tls.LoadX509KeyPair(cfg.Cert, cfg.Key)).Leaf
+	sign := func(c *x509.Certificate, public any, by *x509.Certificate, with *ecdsa.PrivateKey) (*x509.Certificate, []byte) {
+		raw := testkit.Must(x509.CreateCertificate(rand.Reader, c, by, public, with))
+		return testkit.Must(x509.ParseCertificate(raw)), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: raw})
+	}
+	top := x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "root"}, NotBefore: leaf.NotBefore, NotAfter: leaf.NotAfter,
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}
+	below := top
+	below.Subject.CommonName = "intermediate"
+	rootKey, key := testkit.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)), testkit.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	root, rootFile := sign(&top, rootKey.Public(), &top, rootKey)
+	intermediate, intermediateFile := sign(&below, key.Public(), root, rootKey)
+	_, own := sign(leaf, leaf.PublicKey, intermediate, key)
+	writeFile(t, cfg.CA, rootFile)
+	for chain, want := range map[string]string{string(own) + string(intermediateFile): "", string(own): "unknown authority"} {
+		writeFile(t, cfg.Cert, []byte(chain))
+		k := keys(t, cfg)
+		_, err := shake(t, k.ServerConfig(), k.ControlClientConfig("c:1"))
+		testkit.WantError(t, err, want)
+	}
 }
 
 // TestPlainText: nil Keys are no TLS.
