@@ -83,6 +83,7 @@ func TestAbortedByEngine(t *testing.T) {
 				t.Errorf("aborted at r%d: got %s\nwant %s", at, got, want)
 			}
 			f.requireIdle()
+			time.Sleep(time.Second) // there are no rates before time has passed
 			for i, s := range f.servers {
 				if ended := sum(s.Status().Flow.Weight) > 0; ended == (i == at) {
 					t.Errorf("aborted at r%d: it has ended at r%d: %v", at, i, ended)
