@@ -129,17 +129,7 @@ func TestFindMoveOracle(t *testing.T) {
 		}
 		b.SetPeerState(0, "b", &other)
 		e := *b.cfg.Engine
-		cost := func(running []Running, waiting ...Waiting) float64 {
-			var m Model
-			m.Reset(&e, 0)
-			for _, r := range running {
-				m.AddRunning(r)
-			}
-			for _, w := range waiting {
-				m.AddWaiting(w)
-			}
-			return m.Finish()
-		}
+		cost := func(running []Running, waiting ...Waiting) float64 { return modelOf(&e, running, waiting).Finish() }
 		// What delays cost, by the time of an iteration of all these requests.
 		congestion := func(running []Running, waiting policies.Tokens, more policies.Tokens) float64 {
 			n, sum, longest := 1.0, float64(more), float64(more)
@@ -157,14 +147,10 @@ func TestFindMoveOracle(t *testing.T) {
 		b.SetOwnState(0, &State{Used: tokensOf(residents) / 2}, nil)
 		queued := residents[n].describeWaiting(&b.outputs)
 		costHere := func(running []Running) float64 {
-			var m Model
-			m.Reset(&e, 0)
-			held := policies.Tokens(0)
+			m, held := modelOf(&e, running, []Waiting{queued}), policies.Tokens(0)
 			for _, r := range running {
-				m.AddRunning(r)
 				held += r.Length
 			}
-			m.AddWaiting(queued)
 			m.SetUsed(held / 2)
 			return m.Finish()
 		}

@@ -181,16 +181,6 @@ func TestHostileModulesAreRefused(t *testing.T) {
 	}
 }
 
-func TestErrorOffset(t *testing.T) {
-	_, _, err := Instrument(with(0x01, 0x01, 0xff), Config{})
-	module := with(0x01, 0x01, 0xff)
-	want := bytes.LastIndexByte(module, 0xff)
-	var refused *Error
-	if !errors.As(err, &refused) || refused.Offset != want {
-		t.Errorf("%v, want offset %#x", err, want)
-	}
-}
-
 // TestEveryTruncationIsRefused truncates a module that has every section.
 func TestEveryTruncationIsRefused(t *testing.T) {
 	for seed := range uint64(5) {
@@ -251,25 +241,6 @@ func TestConfigIsChecked(t *testing.T) {
 		var refused *Error
 		if err == nil || errors.As(err, &refused) {
 			t.Errorf("%+v: %v", c, err)
-		}
-	}
-}
-
-// TestBadNamesAreDropped checks that invalid name sections are dropped: engines allocate what
-// they declare.
-func TestBadNamesAreDropped(t *testing.T) {
-	good := with(0x01)
-	for name, section := range map[string][]byte{
-		"2^32 names":       {1, 5, 0xff, 0xff, 0xff, 0xff, 0x0f},
-		"name not there":   {1, 4, 1, 9, 1, 'x'},
-		"not UTF-8":        {1, 4, 1, 0, 1, 0xff},
-		"longer than file": {1, 100, 1},
-		"locals only":      {2, 1, 0},
-	} {
-		out, _, err := Instrument(append(good[:len(good):len(good)], sec(0, append([]byte("\x04name"), section...)...)...), Config{})
-		plain, _, _ := Instrument(good, Config{})
-		if err != nil || !bytes.Equal(out, plain) {
-			t.Errorf("%s: %v", name, err)
 		}
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -40,23 +39,6 @@ func TestReached(t *testing.T) {
 		if got := reached(c.m); got != c.want {
 			t.Errorf("%+v: %s, want %s", c.m, got, c.want)
 		}
-	}
-}
-
-// TestExpiryText checks from when on a statement's end is reported.
-func TestExpiryText(t *testing.T) {
-	const notAfter = 1_800_000_000
-	end := time.Unix(notAfter, 0)
-	for _, c := range []struct {
-		now  time.Time
-		want string
-	}{{end.Add(-warnBefore - 1), ""}, {end.Add(-warnBefore), "expires at"}, {end, "expires at"}, {end.Add(time.Second), "expired at"}} {
-		if got := expiry(notAfter, c.now); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
-			t.Errorf("%v before its end: %q, want %q", end.Sub(c.now), got, c.want)
-		}
-	}
-	if got := expiry(0, end); got != "" {
-		t.Errorf("a statement without an end: %q", got)
 	}
 }
 
