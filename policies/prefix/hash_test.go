@@ -3,20 +3,9 @@ package prefix_test
 import (
 	"slices"
 	"testing"
-	"testing/quick"
 
 	"github.com/cascadeinfer/cascade/policies/prefix"
 )
-
-func TestExtendGoesOn(t *testing.T) {
-	check := func(a, b []uint32) bool {
-		var h prefix.Hash
-		return h.Extend(a...).Extend(b...) == h.Extend(append(slices.Clone(a), b...)...)
-	}
-	if err := quick.Check(check, nil); err != nil {
-		t.Error(err)
-	}
-}
 
 // TestExtendDistinguishes changes, drops and duplicates each id of a sequence.
 func TestExtendDistinguishes(t *testing.T) {

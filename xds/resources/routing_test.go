@@ -157,6 +157,16 @@ func TestTiers(t *testing.T) {
 			t.Errorf("stage %d: %q, want %q", k, got, want)
 		}
 	}
+	for lost, wants := range map[int][]string{2: {"ab d e ", "d abe ", "d abe "}, 3: {"ab c e ", "c abe ", "c abe "}} { // c and d are stages
+		v := fleet()
+		v.Endpoints = slices.Delete(v.Endpoints, lost, lost+1)
+		m = follow(t, build(t, v), "").Models[0]
+		for k, want := range wants {
+			if got := names(m.Tiers(k)); got != want {
+				t.Errorf("without endpoint %d, stage %d: %q, want %q", lost, k, got, want)
+			}
+		}
+	}
 	large := follow(t, build(t, eightStages(4000, 0)), "").Models[0]
 	first, second := large.Tiers(0), large.Tiers(1)
 	if len(first[0]) != 500 || len(first[1]) != 500 || len(first[2]) > resources.MaxDistant || len(first[2]) < resources.MaxDistant/2 || slices.Equal(first[2], second[2]) {

@@ -32,7 +32,7 @@ func zoneOf(e Endpoint) string { return cmp.Or(e.Host, unknownHost) }
 const MaxDistant = 256
 
 // stageAssignment returns the ClusterLoadAssignment of stage k: priority 0 is the stage's own
-// replicas, priority 1 the next longer stage, whose replicas have room for such lengths
+// replicas, priority 1 the next longer stage that has any, whose replicas have room for such lengths
 // by definition, priority 2 the replicas in no stage and up to MaxDistant distant ones, and
 // priority 3 the prefill replicas; priorities without replicas are left out. A proxy fails
 // over from one to the next without a control plane. The assignments of all stages together
