@@ -144,11 +144,14 @@ func bids(n int, seed uint64) []policies.Bid {
 	return list
 }
 
-// trapsAt returns a module that traps at the given call of each instance, and not in any
+// trapsAt returns a module that traps at the call with the given number, and not in any
 // vector or later recorded call.
-func trapsAt(call int64) []byte {
-	return hosttest.LeastLoadModule(hosttest.I32(0), hosttest.Load64(hosttest.Arena+64), hosttest.I64(1<<48-1), hosttest.Op(0x83),
-		hosttest.I64(call), hosttest.Op(0x51), hosttest.If(hosttest.Unreachable))
+func trapsAt(call int64) []byte { return trapsWhere(1<<48-1, call) }
+
+// trapsWhere returns a module that traps at calls whose number has the given bits in a mask.
+func trapsWhere(mask, bits int64) []byte {
+	return hosttest.LeastLoadModule(hosttest.I32(0), hosttest.Load64(hosttest.Arena+64), hosttest.I64(mask), hosttest.Op(0x83),
+		hosttest.I64(bits), hosttest.Op(0x51), hosttest.If(hosttest.Unreachable))
 }
 
 // other returns a module with the same decisions and another digest.
