@@ -3,7 +3,9 @@ package localuser
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -16,8 +18,10 @@ import (
 func TestAttackSocket(t *testing.T) {
 	testkit.SkipUnlessRoot(t)
 	for users, want := range map[string]string{"": "user 4242 is not admitted", "4242": "", Any: ""} {
-		dir := testkit.Must(filepath.EvalSymlinks("/tmp"))
-		path := filepath.Join(dir, filepath.Base(t.TempDir())+"-"+users[:min(len(users), 1)]+".sock")
+		dir := testkit.Must(os.MkdirTemp("/tmp", "localuser"))
+		defer os.RemoveAll(dir)
+		testkit.NoError(t, os.Chmod(dir, 0o755)) // another user connects
+		path := filepath.Join(testkit.Must(filepath.EvalSymlinks(dir)), "socket")
 		left := testkit.Must(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))
 		p := testkit.Must(New(strings.Fields(users)))
 		if _, err := p.Listen(path, nil); err == nil {
@@ -66,7 +70,7 @@ func TestAttackSocket(t *testing.T) {
 // unless it is admitted.
 func TestAttackServer(t *testing.T) {
 	testkit.SkipUnlessRoot(t)
-	const name = "@cascade-localuser-test"
+	name := fmt.Sprint("@cascade-localuser-test-", os.Getpid())
 	var l net.Listener
 	testkit.RunAs(t, 4242, func() (err error) {
 		l, err = net.Listen("unix", name)
