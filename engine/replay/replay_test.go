@@ -94,6 +94,9 @@ func TestLastAnswer(t *testing.T) {
 	if empty := measure(nil, 1, 1); empty.RequestsPerSecond != 0 || empty.MostSeconds != 0 {
 		t.Errorf("of no requests: %+v", empty)
 	}
+	if empty := measure(nil, 0, 1); empty.Timeline != nil || empty.Deciles != nil || empty.TTFT.Count != 0 {
+		t.Errorf("of no requests in no time: %+v", empty)
+	}
 }
 
 func TestRequestAsSent(t *testing.T) {

@@ -102,7 +102,7 @@ func TestCascadeKeepsEveryToken(t *testing.T) {
 			s := testkit.Must(New(c))
 			result := testkit.Must(s.Run(t.Context()))
 			checkEnds(t, policy, mix, records)
-			checkIdle(t, s)
+			checkIdle(t, policy, s)
 			var want uint64
 			for _, r := range mix {
 				want += uint64(r.Output)

@@ -139,11 +139,12 @@ func TestCascadeInFaults(t *testing.T) {
 			}
 			s := testkit.Must(New(c))
 			testkit.Must(s.Run(t.Context()))
-			checkEnds(t, fmt.Sprintf("%s, seed %d", policy, seed), all, records, replay.Cut, TooLong, Refused)
-			checkIdle(t, s)
+			what := fmt.Sprintf("%s, seed %d", policy, seed)
+			checkEnds(t, what, all, records, replay.Cut, TooLong, Refused)
+			checkIdle(t, what, s)
 			for _, f := range s.cascade.fronts {
 				if w := f.ledger.Work(); w.Requests != 0 || w.Demand != 0 || w.Waiting != 0 {
-					t.Errorf("%s, seed %d: %s believes to have %+v", policy, seed, f.id, w)
+					t.Errorf("%s: %s believes to have %+v", what, f.id, w)
 				}
 			}
 			m := s.cascade.moves()

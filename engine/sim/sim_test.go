@@ -76,12 +76,12 @@ func checkEnds(t *testing.T, what string, all []trace.Request, records []replay.
 }
 
 // checkIdle checks that no request and no transfer is left, and no block but those that are reserved for good.
-func checkIdle(t *testing.T, s *Sim) {
+func checkIdle(t *testing.T, what string, s *Sim) {
 	t.Helper()
 	for _, r := range s.replicas {
 		x := r.scheduler.Stats()
 		if x.UsedBlocks != x.Reserved || x.Running+x.Waiting+x.Frozen != 0 || len(r.resident)+len(r.transfers)+r.sending+r.receiving != 0 {
-			t.Errorf("%s, replica %d: %+v, %d residents, %d transfers", s.cfg.Policy, r.index, x, len(r.resident), len(r.transfers))
+			t.Errorf("%s, replica %d: %+v, %d residents, %d transfers", what, r.index, x, len(r.resident), len(r.transfers))
 		}
 	}
 }

@@ -86,8 +86,9 @@ func TestNewerConnection(t *testing.T) {
 	})
 }
 
-// TestForgedPeers checks that peers that speak no ZMTP, send garbage, never end their greeting, or announce a frame of 2^63 bytes
-// lose their connection, with an error that names them and what they did, and that the engine is followed after each.
+// TestForgedPeers checks that peers that speak no ZMTP, send garbage, never end their greeting, or announce a
+// frame of 2^63 bytes lose their connection, with an error that names them and what they did, and that the engine
+// is followed after each.
 func TestForgedPeers(t *testing.T) {
 	var log testkit.Log
 	testLogged(t, &log, func(e *engine, x *index, s *kvevents.Subscriber) {

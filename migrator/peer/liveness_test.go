@@ -167,6 +167,21 @@ func TestBeats(t *testing.T) {
 	})
 }
 
+// TestHeartbeatInterval counts the Heartbeats that a watched peer gets.
+func TestHeartbeatInterval(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newNetwork(t)
+		a, b := w.node(t, "a", "a:1", 1), new(countingServer)
+		w.serve(t, "b:1", b)
+		a.SetPeers(map[policies.ReplicaID]string{"b": "b:1"})
+		a.Watch([]policies.ReplicaID{"b"})
+		time.Sleep(10*defaultInterval + defaultInterval/2)
+		if n := b.read.Load(); n < 9 || n > 11 {
+			t.Errorf("%d Heartbeats in ten intervals", n)
+		}
+	})
+}
+
 // TestSlowHandlerBlocksNoOtherPeer blocks the goroutine of one peer's stream.
 func TestSlowHandlerBlocksNoOtherPeer(t *testing.T) {
 	hold := make(chan struct{})

@@ -74,7 +74,7 @@ func (s *scenario) do(t *testing.T, d *datadriven.TestData) string {
 	case "reach":
 		s.setListener(addressOf(replica), s.reached[name])
 	case "mute":
-		s.serveMute(t, addressOf(replica))
+		s.serve(t, addressOf(replica), muteServer{})
 	case "know":
 		known := make(map[policies.ReplicaID]string)
 		for _, arg := range d.CmdArgs[1:] {

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -113,12 +114,32 @@ func (muteServer) Exchange(stream api.Peer_ExchangeServer) error {
 	return nil
 }
 
-// serveMute runs a muteServer at an address.
-func (w *network) serveMute(t *testing.T, address string) {
+// countingServer is a process that counts what it reads after Hello, and says nothing.
+type countingServer struct {
+	api.UnimplementedPeerServer
+	read atomic.Int64
+}
+
+func (c *countingServer) Exchange(stream api.Peer_ExchangeServer) error {
+	e, err := stream.Recv()
+	if err != nil {
+		return err
+	}
+	stream.Send(hello(e.GetTo(), e.GetFrom(), 1))
+	for {
+		if _, err := stream.Recv(); err != nil {
+			return err
+		}
+		c.read.Add(1)
+	}
+}
+
+// serve runs a process at an address.
+func (w *network) serve(t *testing.T, address string, p api.PeerServer) {
 	l := bufconn.Listen(1 << 16)
 	w.setListener(address, l)
 	s := grpc.NewServer()
-	api.RegisterPeerServer(s, muteServer{})
+	api.RegisterPeerServer(s, p)
 	go s.Serve(l) // unlike ServeHTTP, it reads no more than the handler does
 	t.Cleanup(s.Stop)
 }
@@ -141,7 +162,7 @@ func TestRestartOfOneThatReadsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newNetwork(t)
 		c := w.node(t, "c", "c:1", 1)
-		w.serveMute(t, "b:1")
+		w.serve(t, "b:1", muteServer{})
 		c.SetPeers(map[policies.ReplicaID]string{"b": "b:1"})
 		c.Watch([]policies.ReplicaID{"b"})
 		for range 10 {

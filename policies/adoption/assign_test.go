@@ -359,3 +359,24 @@ func TestAssignPacksHosts(t *testing.T) {
 		}
 	}
 }
+
+// TestJoiners checks which replicas join which stage where no other moves: those of the hosts
+// in turn, each once, in the longest stage.
+func TestJoiners(t *testing.T) {
+	var replicas []policies.Replica
+	for _, r := range []string{"a3", "b5", "a2", "b4", "a1", "c6", "a1"} {
+		replicas = append(replicas, policies.Replica{ID: policies.ReplicaID(r), Model: "m", Host: r[:1]})
+	}
+	p := assign(policies.Plan{}, policies.Partition{Counts: []int{6}}, slices.Clone(replicas))
+	if got := fmt.Sprint(p.Stages[0].Replicas); got != "[a1 b4 c6 a2 b5 a3]" {
+		t.Errorf("%s join the first plan", got)
+	}
+	for r := range replicas {
+		replicas[r].Host = ""
+	}
+	prev := policies.OneStagePlan("m", []policies.ReplicaID{"a1", "a2", "a3"})
+	p = assign(prev, policies.Partition{Cuts: []policies.Tokens{1000}, Counts: []int{2, 4}}, replicas)
+	if got := fmt.Sprint(p.Stages[0].Replicas, p.Stages[1].Replicas); got != "[a1 a2] [a3 b4 b5 c6]" {
+		t.Errorf("%s, want those that join in the second stage", got)
+	}
+}

@@ -50,8 +50,8 @@ func TestNamed(t *testing.T) {
 	}
 }
 
-// TestExactEqualsOracle compares Exact with the enumeration of all plans. With a slack, no plan within it has fewer stages,
-// and none with as many is cheaper.
+// TestExactEqualsOracle compares Exact with the enumeration of all plans. With a slack, no plan within it has
+// fewer stages, and none with as many is cheaper.
 func TestExactEqualsOracle(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	fleets := testkit.Size(4000, 24000)

@@ -39,10 +39,10 @@ func difference(below, above []policies.Sequence, weight func(policies.Sequence)
 	return float64(max(sum, -sum))
 }
 
-// TestPaperRefiners compares the paper's refiner and the naïve ones with section "Adaptive Range Refinement" of the paper: the
-// union of the successors' requests is divided by taking every n-th of the sorted requests from the
-// n/2-th on; b = argmin over 0 ≤ i < N of Q^R[:i] + Q^R[i:], or of the difference of the numbers of requests or of their
-// lengths; the boundary is the length of R[b], and moves there by an exponential average.
+// TestPaperRefiners compares the paper's refiner and the naïve ones with section "Adaptive Range Refinement" of
+// the paper: the union of the successors' requests is divided by taking every n-th of the sorted requests from the
+// n/2-th on; b = argmin over 0 ≤ i < N of Q^R[:i] + Q^R[i:], or of the difference of the numbers of requests or of
+// their lengths; the boundary is the length of R[b], and moves there by an exponential average.
 func TestPaperRefiners(t *testing.T) {
 	for name, policy := range map[string]struct {
 		refiner func(partition.Damping) policies.Refiner

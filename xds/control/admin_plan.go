@@ -100,7 +100,7 @@ func decisionOf(c fleetstate.Change) Decision {
 	var stages []DecidedStage
 	for i, st := range c.Stages {
 		s := stageOf(i, st)
-		stages = append(stages, DecidedStage{s.Name, s.Low, s.High, st.Replicas})
+		stages = append(stages, DecidedStage{s.Name, s.Low, s.High, append([]policies.ReplicaID{}, st.Replicas...)})
 	}
 	return Decision{
 		Time: c.Time, Model: c.Model, Epoch: c.Epoch, Decision: c.Decision, Reason: c.Reason, By: c.By,

@@ -69,8 +69,8 @@ func TestBuildDoesNotDependOnOrder(t *testing.T) {
 	}
 }
 
-// TestBuildIsProvable proves what is built, also of plans with stages of which no replica is known: the next longer stage
-// that has replicas serves instead, or the next shorter one.
+// TestBuildIsProvable proves what is built, also of plans with stages of which no replica is known: the next
+// longer stage that has replicas serves instead, or the next shorter one.
 func TestBuildIsProvable(t *testing.T) {
 	views := map[string]resources.View{"one model": fleet(), "two models": twoModels()}
 	without := func(lost ...int) resources.View {

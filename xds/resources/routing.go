@@ -148,11 +148,11 @@ func routedReplica(e Endpoint, stage uint32) *api.RoutedReplica {
 	}
 }
 
-// Tiers returns the replicas that a request of a stage may go to, as indices, the preferred
-// ones first: the stage's own, those of the next longer stage, which have room for such
-// lengths by definition, the others, and those that compute prompts for others. Of each of
-// the last two there are MaxDistant at most, others for each stage. Tiers without replicas
-// are left out. The assignments of proxies that route by EDS have the same order.
+// Tiers returns the replicas that a request of a stage may go to, as indices, the preferred ones first: the
+// stage's own, those of the next longer stage, which have room for such lengths by definition, the others, and
+// those that compute prompts for others. Of each of the last two there are MaxDistant at most, others for each
+// stage. Tiers without replicas are left out. The assignments of proxies that route by EDS have the same order,
+// except during a rollout: they unite both plans.
 func (m *RoutedModel) Tiers(stage int) (out [][]int) {
 	next := m.nearestStage(stage)
 	var tiers [4][]int

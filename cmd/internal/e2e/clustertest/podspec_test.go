@@ -70,8 +70,8 @@ func authority(items ...corev1.KeyToPath) *corev1.Volume {
 	return &corev1.Volume{Name: "ca", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{ConfigMap: source}}}}}
 }
 
-// TestFiles checks the files of ConfigMaps: text, bytes, and the authority of the API server at the path that is asked for;
-// and a field of the Pod.
+// TestFiles checks the files of ConfigMaps: text, bytes, and the authority of the API server at the path that is
+// asked for; and a field of the Pod.
 func TestFiles(t *testing.T) {
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/api/v1/namespaces/n/configmaps/m" {
