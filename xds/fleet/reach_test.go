@@ -12,6 +12,23 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
+// TestSilentReplica checks that a replica is unhealthy soon enough after its last report that a status, of which one is
+// made at every tick, names it within 5 s.
+func TestSilentReplica(t *testing.T) {
+	s := testState(t, PolicyDefault)
+	s.Step(start, Stored{})
+	s.Step(start, Replicas{[]policies.Replica{testReplica("r0")}})
+	s.Step(start, Reported{loadreport.Report{Replica: "r0", Model: "m", EngineReady: true}})
+	after := time.Duration(0)
+	for s.registry.Get("r0").Reason != fleetstate.ReasonLate {
+		after += maxTick
+		s.Step(start.Add(after), Tick{})
+	}
+	if after < 4*time.Second || after > 5*time.Second-maxTick {
+		t.Errorf("unhealthy %v after the last report, want 4 s at least and %v at most", after, 5*time.Second-maxTick)
+	}
+}
+
 // TestUnreachableReplica checks that a replica whose migrator reports that it is well is unhealthy
 // while all requests of proxies to its address fail and its front end counts none, that it is tried
 // again later, and that a front end which refuses requests is not unreachable.
