@@ -19,7 +19,7 @@ func at(t policies.Tokens) *policies.Tokens { return &t }
 
 // threeStages returns a plan with cuts at 100 and 1000.
 func threeStages(epoch policies.Epoch) control.Change {
-	two := []policies.ReplicaID{"a", "b"}
+	two := []control.DecidedReplica{{ID: "a"}, {ID: "b"}}
 	return control.Change{Model: "m", Epoch: epoch, Reason: "better", Gain: 0.25, Stages: []control.DecidedStage{
 		{Name: "s0", Low: 0, High: at(100), Replicas: two},
 		{Name: "s1", Low: 100, High: at(1000), Replicas: two[:1]},

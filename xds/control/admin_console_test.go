@@ -273,7 +273,7 @@ func TestConsoleDecisions(t *testing.T) {
 	change := planner.Change{Epoch: 1, Decision: planner.Kept, Stages: plantest.Parse("a b | c").Stages}
 	kept := decisionOf(fleetstate.Change{Change: change, Times: 3, Until: until})
 	all := []Decision{{Epoch: 1, Decision: "adopted", Gain: 0.123456}, kept}
-	if stages := string(testkit.Must(json.Marshal(kept.Stages[0]))); stages != `{"name":"s0","low":0,"high":100,"replicas":["a","b"]}` {
+	if stages := string(testkit.Must(json.Marshal(kept.Stages[0]))); stages != `{"name":"s0","low":0,"high":100,"replicas":[{"id":"a"},{"id":"b"}]}` {
 		t.Error(stages)
 	}
 	d := decisionsOf(all)

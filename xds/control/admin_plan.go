@@ -54,10 +54,15 @@ type Decision struct {
 
 // DecidedStage is a stage of a plan that was decided.
 type DecidedStage struct {
-	Name     string               `json:"name"` // as in cluster names: s0, s1, …
-	Low      policies.Tokens      `json:"low"`
-	High     *policies.Tokens     `json:"high,omitempty"` // the end of [Low, High); absent for the last stage, which is open
-	Replicas []policies.ReplicaID `json:"replicas"`
+	Name     string           `json:"name"` // as in cluster names: s0, s1, …
+	Low      policies.Tokens  `json:"low"`
+	High     *policies.Tokens `json:"high,omitempty"` // the end of [Low, High); absent for the last stage, which is open
+	Replicas []DecidedReplica `json:"replicas"`
+}
+
+// DecidedReplica is a replica of a DecidedStage, of which the history keeps the id alone.
+type DecidedReplica struct {
+	ID policies.ReplicaID `json:"id"`
 }
 
 // FormerPlan is a plan that was in force.
@@ -100,7 +105,11 @@ func decisionOf(c fleetstate.Change) Decision {
 	var stages []DecidedStage
 	for i, st := range c.Stages {
 		s := stageOf(i, st)
-		stages = append(stages, DecidedStage{s.Name, s.Low, s.High, append([]policies.ReplicaID{}, st.Replicas...)})
+		decided := DecidedStage{s.Name, s.Low, s.High, []DecidedReplica{}}
+		for _, id := range st.Replicas {
+			decided.Replicas = append(decided.Replicas, DecidedReplica{id})
+		}
+		stages = append(stages, decided)
 	}
 	return Decision{
 		Time: c.Time, Model: c.Model, Epoch: c.Epoch, Decision: c.Decision, Reason: c.Reason, By: c.By,

@@ -13,7 +13,7 @@ func TestDescribeChange(t *testing.T) {
 	high := policies.Tokens(100)
 	for want, c := range map[string]control.Change{
 		"replica b is drained": {Reason: "replica b is drained"},
-		"better, predicted gain 25 %: 0–100 on 1, 100–∞ on 0": {Reason: "better", Gain: 0.25, Stages: []control.DecidedStage{{High: &high, Replicas: []policies.ReplicaID{"a"}}, {Low: 100}}},
+		"better, predicted gain 25 %: 0–100 on 1, 100–∞ on 0": {Reason: "better", Gain: 0.25, Stages: []control.DecidedStage{{High: &high, Replicas: []control.DecidedReplica{{}}}, {Low: 100}}},
 	} {
 		if got := DescribeChange(c); got != want {
 			t.Errorf("%q, want %q", got, want)
