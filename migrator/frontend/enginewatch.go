@@ -88,7 +88,9 @@ func (w *engineWatch) step(ctx context.Context, ev enginestate.Event) {
 		case enginestate.NextCheck:
 			w.due.Reset(a.After)
 		case enginestate.Open:
-			w.step(ctx, enginestate.Event{Kind: enginestate.Opened, Open: w.listeners.openClients(ctx)})
+			// Clients that wait are answered once requests are accepted, and not refused.
+			w.step(ctx, enginestate.Event{Kind: enginestate.Opened, Open: w.listeners.listenClients()})
+			w.listeners.acceptClients(ctx)
 			return // it was the last action
 		case enginestate.Shut:
 			w.listeners.shutClients(ctx)

@@ -100,24 +100,34 @@ func (ls *listeners) serve(ctx context.Context, l net.Listener, open *httpserver
 	return s
 }
 
-// openClients starts to accept clients. It returns false if the address is in use: the next call tries
-// again. A server that leaves accepts none.
-func (ls *listeners) openClients(ctx context.Context) bool {
+// listenClients opens the clients' address, where they wait until acceptClients. It returns false if the
+// address is in use: the next call tries again. A server that leaves opens none.
+func (ls *listeners) listenClients() bool {
 	ls.opening.Lock()
 	defer ls.opening.Unlock()
-	if ls.clients != nil || ls.address == nil || ls.left || ls.server.retiring() {
+	if !ls.wantsClients() || ls.listener != nil {
 		return true
 	}
-	l := ls.listener
-	if ls.listener = nil; l == nil {
-		var err error
-		if l, err = ls.server.cfg.Listen(ls.address.Network(), ls.address.String()); err != nil {
-			ls.server.log.Error("listen failed; retrying with the next health check", "address", ls.address.String(), "error", err)
-			return false
-		}
+	l, err := ls.server.cfg.Listen(ls.address.Network(), ls.address.String())
+	if err != nil {
+		ls.server.log.Error("listen failed; retrying with the next health check", "address", ls.address.String(), "error", err)
+		return false
 	}
-	ls.clients = ls.serve(ctx, l, &ls.fromClients, ls.server.Handler())
+	ls.listener = l
 	return true
+}
+
+// acceptClients accepts clients at the address that listenClients has opened.
+func (ls *listeners) acceptClients(ctx context.Context) {
+	ls.opening.Lock()
+	defer ls.opening.Unlock()
+	if ls.wantsClients() && ls.listener != nil {
+		ls.clients, ls.listener = ls.serve(ctx, ls.listener, &ls.fromClients, ls.server.Handler()), nil
+	}
+}
+
+func (ls *listeners) wantsClients() bool {
+	return ls.clients == nil && ls.address != nil && !ls.left && !ls.server.retiring()
 }
 
 // shutClients stops accepting clients; requests in progress go on.

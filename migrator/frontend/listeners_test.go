@@ -55,6 +55,27 @@ func TestDrain(t *testing.T) {
 	}
 }
 
+// TestAcceptsWhenReady checks that a server which starts, or takes over from another process, refuses no client that
+// waits for it.
+func TestAcceptsWhenReady(t *testing.T) {
+	for range 100 {
+		synctest.Test(t, func(t *testing.T) {
+			client := &http.Client{Transport: memory.transport(t, 1)}
+			answered := make(chan int, 1)
+			startServer(t, newEngine(t).URL, func(c *Config) {
+				go func() {
+					resp, _ := post(t, client, c.Listener.Addr().String(), "/v1/completions", longRequest)
+					answered <- resp.StatusCode
+				}()
+			})
+			if status := <-answered; status != http.StatusOK {
+				t.Fatal(status)
+			}
+			client.CloseIdleConnections()
+		})
+	}
+}
+
 // TestRetire checks that a retired server refuses no request, asks every client
 // to use another connection, and ends with its last stream; and that a drain may
 // follow.
