@@ -44,12 +44,12 @@ func Build(v View) (Set, error) {
 			}
 		}
 		endpoints := slices.DeleteFunc(slices.Clone(v.Endpoints), func(e Endpoint) bool { return e.Model != m.Name })
-		federation := namingFor(federatedGRPC, v.Settings)
+		federation, stages := namingFor(federatedGRPC, v.Settings), replicasOf(plans, endpoints)
 		for k := range policies.MaxStages {
 			b.add(ClusterType, ours.cluster(m.Name, k), stageCluster(ours, m.Name, k, v.Settings))
 			b.addUnlisted(ClusterType, theirs.cluster(m.Name, k), stageCluster(theirs, m.Name, k, v.Settings))
 			b.addUnlisted(ClusterType, federation.cluster(m.Name, k), stageCluster(federation, m.Name, k, v.Settings))
-			members := b.add(EndpointType, ours.endpoints(m.Name, k), stageAssignment(m.Name, k, plans, endpoints))
+			members := b.add(EndpointType, ours.endpoints(m.Name, k), stageAssignment(m.Name, k, plans, stages, endpoints))
 			b.addCopy(members, federation.endpoints(m.Name, k))
 		}
 		name := SplitModelRouteName(m.Name)

@@ -154,7 +154,13 @@ func routedReplica(e Endpoint, stage uint32) *api.RoutedReplica {
 // stage. Tiers without replicas are left out. The assignments of proxies that route by EDS have the same order,
 // except during a rollout: they unite both plans.
 func (m *RoutedModel) Tiers(stage int) (out [][]int) {
-	next := m.nearestStage(stage)
+	var nonempty [policies.MaxStages]bool
+	for _, r := range m.Replicas {
+		if r.Stage >= 0 {
+			nonempty[r.Stage] = true
+		}
+	}
+	next := nextStage(stage, nonempty)
 	var tiers [4][]int
 	for i, r := range m.Replicas {
 		at := 2
@@ -181,23 +187,6 @@ func (m *RoutedModel) Tiers(stage int) (out [][]int) {
 		}
 	}
 	return out
-}
-
-// nearestStage returns the next longer stage that has replicas, and of a stage without replicas that has none, the next
-// shorter one.
-func (m *RoutedModel) nearestStage(stage int) int {
-	longer, shorter := policies.MaxStages, -1
-	for _, r := range m.Replicas {
-		if r.Stage > stage {
-			longer = min(longer, r.Stage)
-		} else {
-			shorter = max(shorter, r.Stage)
-		}
-	}
-	if longer < policies.MaxStages || shorter < 0 || shorter == stage {
-		return longer
-	}
-	return shorter
 }
 
 // ByHost returns the model that a host name selects, nil if the request must name it. A

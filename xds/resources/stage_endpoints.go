@@ -41,11 +41,11 @@ const MaxDistant = 256
 // A stage that no plan uses has replicas of the whole fleet at priority 0, so that it is never
 // empty. These, and those of priorities 2 and 3, have equal weights: weights follow the load
 // every second, and each change would update the assignments of all stages.
-func stageAssignment(model string, k int, plans []policies.Plan, endpoints []Endpoint) *endpointv3.ClusterLoadAssignment {
-	own, next := stageMembers(k, plans), map[policies.ReplicaID]bool(nil)
+func stageAssignment(model string, k int, plans []policies.Plan, stages stageReplicas, endpoints []Endpoint) *endpointv3.ClusterLoadAssignment {
+	own, next := stages.in[k], map[policies.ReplicaID]bool(nil)
 	used := slices.ContainsFunc(plans, func(p policies.Plan) bool { return k < len(p.Stages) })
-	if used {
-		next = nearestStage(k, plans, endpoints)
+	if at := nextStage(k, stages.nonempty); used && at < policies.MaxStages {
+		next = stages.in[at]
 	}
 	omitted := distantToOmit(k, next, plans, endpoints)
 	var tiers [4][]Endpoint
@@ -78,40 +78,41 @@ func stageAssignment(model string, k int, plans []policies.Plan, endpoints []End
 	return cla
 }
 
-// stageMembers returns the replicas of stage k of any of the plans.
-func stageMembers(k int, plans []policies.Plan) map[policies.ReplicaID]bool {
-	in := make(map[policies.ReplicaID]bool)
-	for _, p := range plans {
-		if k < len(p.Stages) {
-			for _, id := range p.Stages[k].Replicas {
-				in[id] = true
-			}
-		}
-	}
-	return in
+// stageReplicas are the replicas of each stage, of any of several plans.
+type stageReplicas struct {
+	in       [policies.MaxStages]map[policies.ReplicaID]bool
+	nonempty [policies.MaxStages]bool // at least one of them has an endpoint
 }
 
-// nearestStage returns the replicas of the next longer stage that has endpoints. The replicas of a stage may all be
-// unknown: another control plane, whose configuration is newer, has made the plan. If stage k is one of these and no
-// longer stage has endpoints, those of the next shorter one take their place.
-func nearestStage(k int, plans []policies.Plan, endpoints []Endpoint) map[policies.ReplicaID]bool {
-	known := func(in map[policies.ReplicaID]bool) bool {
-		return slices.ContainsFunc(endpoints, func(e Endpoint) bool { return in[e.ID] })
-	}
-	for i := k + 1; i < policies.MaxStages; i++ {
-		if in := stageMembers(i, plans); known(in) {
-			return in
-		}
-	}
-	for i := k; i >= 0; i-- {
-		if in := stageMembers(i, plans); known(in) {
-			if i == k {
-				break
+// replicasOf returns the replicas of the plans' stages. All replicas of a stage may lack an endpoint: another control
+// plane, whose configuration is newer, has made the plan.
+func replicasOf(plans []policies.Plan, endpoints []Endpoint) (r stageReplicas) {
+	for k := range r.in {
+		in := make(map[policies.ReplicaID]bool)
+		for _, p := range plans {
+			if k < len(p.Stages) {
+				for _, id := range p.Stages[k].Replicas {
+					in[id] = true
+				}
 			}
-			return in
+		}
+		r.in[k], r.nonempty[k] = in, slices.ContainsFunc(endpoints, func(e Endpoint) bool { return in[e.ID] })
+	}
+	return r
+}
+
+// nextStage returns the stage that serves requests which stage k does not: the next longer one that is not empty. If
+// there is none, it is the next shorter one for an empty stage k, and MaxStages, which no stage is, for others.
+func nextStage(k int, nonempty [policies.MaxStages]bool) int {
+	if i := slices.Index(nonempty[k+1:], true); i >= 0 {
+		return k + 1 + i
+	}
+	for i := k - 1; i >= 0 && !nonempty[k]; i-- {
+		if nonempty[i] {
+			return i
 		}
 	}
-	return nil
+	return policies.MaxStages
 }
 
 // distantToOmit returns the replicas that the assignment of stage k does not have: all distant
