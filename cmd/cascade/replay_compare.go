@@ -96,19 +96,10 @@ type presetResult struct {
 	Status   control.Status `json:"status"` // at the end of the replay
 	// Plan is the model with its plan about a second before the last arrival: later the traffic fades.
 	Plan   control.Model            `json:"plan"`
-	Placed stageHits                `json:"placed"`
+	Placed fleetview.StageHits      `json:"placed"`
 	Moves  inprocess.MigrationStats `json:"moves"`
 	// Modules are the policies that ran as modules; it is absent if none did.
 	Modules *demo.Decisions `json:"modules,omitempty"`
-}
-
-// stageHits counts the stages that served requests, by exact prompt length and the plan that routed
-// the request.
-type stageHits struct {
-	InRange int `json:"in_range"` // served by the stage that covers the prompt
-	Next    int `json:"adjacent"` // served by the neighbour: the estimate was off at a boundary
-	Other   int `json:"elsewhere"`
-	Unknown int `json:"unknown"` // the response named no stage, or an epoch that the history no longer holds
 }
 
 // comparedFleet is one of the fleets that are compared.
@@ -182,7 +173,7 @@ func (c *presetComparison) run(ctx context.Context, s *settings, of comparedFlee
 	if len(all) > 0 {
 		out.Modules = demo.CollectDecisions(fleet)
 	}
-	out.Placed = countStageHits(out.Result, out.Status)
+	out.Placed = fleetview.CountStageHits(out.Result.Records, out.Status.History)
 	out.Moves = fleet.MigrationStats()
 	cancel(nil)
 	return out, errors.Join(err, <-done, cards.Close())
@@ -254,41 +245,6 @@ func (s *settings) announceChanges(bar *progress.Bar, history []control.Change, 
 		fmt.Fprintf(s.Stderr, "  epoch %d: %s\n", c.Epoch, fleetview.DescribeChange(c))
 	}
 	return printed
-}
-
-// countStageHits counts the stages that served the requests.
-func countStageHits(r replay.Result, st control.Status) stageHits {
-	plans := map[string][]control.DecidedStage{}
-	for _, c := range st.History {
-		plans[fmt.Sprint(c.Epoch)] = c.Stages
-	}
-	var p stageHits
-	for _, rec := range r.Records {
-		stages := plans[rec.Epoch]
-		if rec.Error != "" {
-			continue
-		}
-		got, want := -1, -1
-		for i, s := range stages {
-			if s.Name == rec.Stage {
-				got = i
-			}
-			if want < 0 && (s.High == nil || policies.Tokens(rec.Prompt) < *s.High) {
-				want = i
-			}
-		}
-		switch {
-		case got < 0 || want < 0:
-			p.Unknown++
-		case got == want:
-			p.InRange++
-		case got == want-1 || got == want+1:
-			p.Next++
-		default:
-			p.Other++
-		}
-	}
-	return p
 }
 
 // show prints the comparison as tables, and writes pictures and results into

@@ -8,7 +8,6 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/cli"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/progress"
-	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/internal/testkit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -25,39 +24,6 @@ func threeStages(epoch policies.Epoch) control.Change {
 		{Name: "s1", Low: 100, High: at(1000), Replicas: two[:1]},
 		{Name: "s2", Low: 1000, Replicas: two},
 	}}
-}
-
-// TestCountStageHits counts requests on both sides of every boundary, by the plan that routed them.
-func TestCountStageHits(t *testing.T) {
-	one := control.Change{Epoch: 1, Stages: []control.DecidedStage{{Name: "s0"}}}
-	status := control.Status{History: []control.Change{one, threeStages(2)}}
-	for _, c := range []struct {
-		epoch, stage string
-		prompt       int64
-		want         stageHits
-	}{
-		{"1", "s0", 5000, stageHits{InRange: 1}},
-		{"2", "s0", 99, stageHits{InRange: 1}},
-		{"2", "s0", 100, stageHits{Next: 1}},
-		{"2", "s1", 99, stageHits{Next: 1}},
-		{"2", "s1", 999, stageHits{InRange: 1}},
-		{"2", "s2", 1000, stageHits{InRange: 1}},
-		{"2", "s1", 1000, stageHits{Next: 1}},
-		{"2", "s0", 1000, stageHits{Other: 1}},
-		{"2", "s2", 1, stageHits{Other: 1}},
-		{"2", "s3", 1, stageHits{Unknown: 1}},
-		{"2", "", 1, stageHits{Unknown: 1}},
-		{"3", "s0", 1, stageHits{Unknown: 1}},
-		{"", "", 1, stageHits{Unknown: 1}},
-	} {
-		got := countStageHits(replay.Result{Records: []replay.Record{
-			{Epoch: c.epoch, Stage: c.stage, Prompt: c.prompt},
-			{Epoch: c.epoch, Stage: c.stage, Prompt: c.prompt, Error: replay.Cut}, // counts nowhere
-		}}, status)
-		if got != c.want {
-			t.Errorf("epoch %q, stage %q, %d tokens: %+v, want %+v", c.epoch, c.stage, c.prompt, got, c.want)
-		}
-	}
 }
 
 // TestAnnounceEachPlanOnce announces plans while the history loses its oldest entries.

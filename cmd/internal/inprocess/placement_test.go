@@ -6,11 +6,11 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"slices"
-	"strconv"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/fleetview"
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/internal/testkit"
@@ -62,7 +62,9 @@ func TestPlacement(t *testing.T) {
 		if m.EstimateError <= 0 || m.EstimateError > 0.5 || m.LearntBytesPerToken <= 1 {
 			t.Errorf("the status reports an estimate error of %v, %v bytes a token", m.EstimateError, m.LearntBytesPerToken)
 		}
-		in, near, known := countPlaced(got.Records, s.History)
+		hits := fleetview.CountStageHits(got.Records, s.History)
+		in, near := hits.InRange, hits.InRange+hits.Next // estimates near a boundary may select a neighbour
+		known := near + hits.Other
 		if known < got.Requests/2 || 2*in < known || near*20 < known*19 {
 			t.Errorf("of %d requests, %d were served by the stage of their exact length, %d by that one or its neighbour", known, in, near)
 		}
@@ -81,36 +83,4 @@ func (r *fleetHarness) status() (s control.Status) {
 		r.T.Fatalf("/status: %s, %v", resp.Status, err)
 	}
 	return s
-}
-
-// countPlaced counts the requests whose plan is still known, those of them that the stage of their exact
-// prompt length served, and those that this stage or a neighbour served: estimates near a boundary
-// may select a neighbour.
-func countPlaced(records []replay.Record, history []control.Change) (in, near, known int) {
-	plans := make(map[string][]control.DecidedStage)
-	for _, c := range history {
-		plans[strconv.FormatUint(uint64(c.Epoch), 10)] = c.Stages
-	}
-	for _, q := range records {
-		got, want := -1, -1
-		for i, st := range plans[q.Epoch] {
-			if st.Name == q.Stage {
-				got = i
-			}
-			if want < 0 && (st.High == nil || policies.Tokens(q.Prompt) < *st.High) {
-				want = i
-			}
-		}
-		if got < 0 {
-			continue
-		}
-		known++
-		if got == want {
-			in++
-		}
-		if got-want <= 1 && want-got <= 1 {
-			near++
-		}
-	}
-	return in, near, known
 }
