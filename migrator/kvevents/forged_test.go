@@ -65,7 +65,7 @@ func TestForgedNumbers(t *testing.T) {
 	})
 }
 
-// TestNewerConnection checks that a connection replaces the former one, which an engine that restarts may leave open.
+// TestNewerConnection checks that a connection replaces the former one: an engine that restarts may leave it open.
 func TestNewerConnection(t *testing.T) {
 	test(t, func(e *engine, x *index, s *kvevents.Subscriber) {
 		e.connect()

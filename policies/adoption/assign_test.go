@@ -360,8 +360,8 @@ func TestAssignPacksHosts(t *testing.T) {
 	}
 }
 
-// TestJoiners checks which replicas join which stage where no other moves: those of the hosts
-// in turn, each once, in the longest stage.
+// TestJoiners adds replicas to plans without moving others: they join the longest stage, each once, and those of
+// the hosts take turns.
 func TestJoiners(t *testing.T) {
 	var replicas []policies.Replica
 	for _, r := range []string{"a3", "b5", "a2", "b4", "a1", "c6", "a1"} {

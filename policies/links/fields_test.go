@@ -91,8 +91,7 @@ func TestEqualFields(t *testing.T) {
 	}
 }
 
-// TestFieldBounds sets every field to its bounds, which are valid, and beyond, which is not, and whose violation
-// names the field.
+// TestFieldBounds sets every field to its bounds, and beyond them: bounds are valid, and a violation names the field.
 func TestFieldBounds(t *testing.T) {
 	check := func(name, what string, valid bool, set func(v reflect.Value)) {
 		s := full()

@@ -17,7 +17,7 @@ func newPriced() *priced { return &priced{View: NewView(testEngine, 0)} }
 
 func (p *priced) price(now policies.Micros, w Waiting) int64 { return p.Price(now, w, &p.scratch) }
 
-// TestViewKeepsSends checks which sends a report is taken to include, and that they end.
+// TestViewKeepsSends checks the sends that a report includes, and that sends end.
 func TestViewKeepsSends(t *testing.T) {
 	v, w := newPriced(), Waiting{Length: 2000}.Weigh(100)
 	idle := v.price(0, w)

@@ -98,8 +98,8 @@ func TestUnansweredOrder(t *testing.T) {
 	})
 }
 
-// TestOrdersAtOnce checks that of two orders which two control planes write at the same time, the one that loses
-// is made on the object of the other.
+// TestOrdersAtOnce lets two control planes write an order each at the same time: the order that loses is made again,
+// on the object of the other.
 func TestOrdersAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
